@@ -1,0 +1,3 @@
+"""Slurm-native training and inference of language models."""
+
+__version__ = "0.1.0"

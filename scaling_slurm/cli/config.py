@@ -1,0 +1,60 @@
+"""`scaling config`: shows what a run file resolves to, and the schema of the files that a user writes."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Show a run file as it resolves, or the schema of the files.")
+
+
+class SchemaOf(StrEnum):
+    """The files that have a schema."""
+
+    RUN = "run"
+    CLUSTER = "cluster"
+
+
+@app.command()
+def show(
+    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="As model.num_layers=24.")] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Each key with the place that set it.")] = False,
+) -> None:
+    """Print every setting of a run, defaults included, as YAML that can be run again."""
+    from scaling_slurm.resources import find
+    from scaling_slurm.settings import dump_yaml, leaves, load_settings
+    from scaling_slurm.transformer.config import RunConfig
+
+    loaded = load_settings(RunConfig, find("configs", config), overrides=overrides or ())
+    if not origin:
+        typer.echo(dump_yaml(loaded.value), nl=False)
+        return
+    import json
+
+    lines = [(".".join(keys), json.dumps(value, ensure_ascii=False)) for keys, value in leaves(loaded.value)]
+    width = max(len(key) + len(value) for key, value in lines) + 2
+    for key, value in lines:
+        typer.echo(f"{f'{key}: {value}':{width}}  # {loaded.origins[key]}")
+
+
+@app.command()
+def schema(of: Annotated[SchemaOf, typer.Argument(help="Which file.")] = SchemaOf.RUN) -> None:
+    """Print the JSON Schema of run files or cluster profiles, for editors."""
+    import json
+
+    from scaling_slurm.settings import Settings
+
+    model: type[Settings]
+    if of is SchemaOf.RUN:
+        from scaling_slurm.transformer.config import RunConfig
+
+        model = RunConfig
+    else:
+        from scaling_slurm.slurm.cluster import ClusterProfile
+
+        model = ClusterProfile
+    contents = model.model_json_schema()
+    files = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    contents["properties"]["extends"] = {"description": "Files that this one builds on; later ones win.", **files}
+    typer.echo(json.dumps(contents, indent=2))

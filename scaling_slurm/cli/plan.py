@@ -1,0 +1,85 @@
+"""`scaling plan`: shows what a submission would do, and sends nothing. Also how the options of one become a plan."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scaling_slurm.launch.plan import JobPlan
+    from scaling_slurm.slurm.cluster import Directive
+
+
+def plan(
+    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As model.num_layers=24.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(envvar="SCALING_CLUSTER", help="Profile: a name or a file.")] = "local",
+    nodes: Annotated[int | None, typer.Option(min=1, help="allocation.nodes")] = None,
+    time: Annotated[str | None, typer.Option(help="allocation.time, as 24:00:00, 90m or 1d12h")] = None,
+    account: Annotated[str | None, typer.Option(help="Who pays; also $SCALING_ACCOUNT.")] = None,
+    partition: Annotated[str | None, typer.Option(help="By default the profile's.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further #SBATCH option, as reservation=maintenance; can be repeated.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run directory, instead of the numbered one.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default the profile's.")] = None,
+) -> None:
+    """Show layout, batch, memory, cost and job script; problems go to stderr and decide the exit code."""
+    show(plan_from_options(config, overrides, cluster, nodes, time, account, partition, sbatch, name, runs))
+
+
+def plan_from_options(
+    config: str,
+    overrides: Sequence[str] | None,
+    cluster: str,
+    nodes: int | None,
+    time: str | None,
+    account: str | None,
+    partition: str | None,
+    sbatch: Sequence[str] | None,
+    name: str | None,
+    runs: Path | None,
+) -> "JobPlan":
+    """The plan of a new run as the options of `plan` and `submit` describe it."""
+    from scaling_slurm.launch.plan import plan as make_plan
+    from scaling_slurm.launch.runs import runs_root
+    from scaling_slurm.resources import find
+    from scaling_slurm.settings import load_settings
+    from scaling_slurm.slurm.cluster import load_cluster
+    from scaling_slurm.transformer.config import RunConfig
+
+    changes = [*(overrides or ()), *allocation_overrides(nodes, time)]
+    run = load_settings(RunConfig, find("configs", config), overrides=changes)
+    site = load_cluster(cluster, directives=parse_directives(sbatch))
+    root = runs_root(runs, site.value)
+    return make_plan(run, site, runs_root=root, account=account, partition=partition, run_id=name)
+
+
+def allocation_overrides(nodes: int | None, time: str | None) -> list[str]:
+    """The options as overrides of the run file; the quotes keep a time from being read as a number."""
+    import json
+
+    given = {"nodes": nodes, "time": time}
+    return [f"allocation.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+
+
+def parse_directives(sbatch: Sequence[str] | None) -> "dict[str, Directive | None]":
+    """name=value, a bare name for a flag, "name=" to remove what the profile would write; leading dashes may stay."""
+    pairs = (text.removeprefix("--").partition("=") for text in sbatch or ())
+    return {name: (value or None) if equals else True for name, equals, value in pairs}
+
+
+def show(job: "JobPlan") -> None:
+    """Print a plan; what submitting would refuse goes to stderr, and a problem of the request sets the exit code."""
+    from scaling_slurm.launch.plan import describe
+
+    typer.echo(f"{describe(job)}\n\n{job.script}", nl=False)
+    for problem in job.problems:
+        typer.echo(f"error: {problem}", err=True)
+    for obstacle in job.obstacles:
+        typer.echo(f"not ready to submit: {obstacle}", err=True)
+    if job.problems:
+        raise typer.Exit(job.problems[0].exit_code)

@@ -1,0 +1,30 @@
+"""`scaling train`: trains here, without a scheduler."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As model.num_layers=24.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run directory; by default named by the config, so that it continues.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+) -> None:
+    """Train in this process, or as one rank under torchrun or srun. The same command again continues the run."""
+    from scaling_slurm.resources import find
+    from scaling_slurm.run_directory import RunDirectory
+    from scaling_slurm.settings import load_settings
+    from scaling_slurm.transformer.config import RunConfig
+
+    loaded = load_settings(RunConfig, find("configs", config), overrides=overrides or ())
+    resolved = loaded.value.with_absolute_paths()
+
+    from scaling_slurm.transformer.train import default_run, train_here
+
+    train_here(resolved, RunDirectory(run.resolve()) if run is not None else default_run(resolved, runs))

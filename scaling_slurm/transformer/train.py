@@ -1,0 +1,226 @@
+"""READ THIS FIRST: one training run from top to bottom: topology, model, optimizer, data, trainer.
+
+Knows no scheduler: who starts it, alone, under srun or under torchrun, hands over the run directory and the attempt.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from scaling_slurm.core.data.dataset import TokenDataset
+from scaling_slurm.core.data.loader import DataLoader, MicroBatch, evaluation_batches
+from scaling_slurm.core.optimizer.optimizer import Optimizer
+from scaling_slurm.core.pipeline.parallel_module import ParallelModule
+from scaling_slurm.core.topology.layout import derive_batch
+from scaling_slurm.core.topology.topology import Topology
+from scaling_slurm.core.trainer.preemption import StopCause, StopListener
+from scaling_slurm.core.trainer.trainer import Outcome, Trainer
+from scaling_slurm.errors import ConfigError, ExitCode, ScalingError
+from scaling_slurm.log import configure
+from scaling_slurm.rendezvous import Rendezvous, read_rendezvous
+from scaling_slurm.resources import find
+from scaling_slurm.run_directory import Attempt, RunDirectory, exclusive, read_json, record_end, write_atomically
+from scaling_slurm.settings import dump_yaml, fingerprint, load_settings
+from scaling_slurm.transformer.config import RunConfig
+from scaling_slurm.transformer.flops import peak_flops, training_flops_per_token
+from scaling_slurm.transformer.model.model import build_layers, compute_loss
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    config: RunConfig,
+    run: RunDirectory,
+    rendezvous: Rendezvous,
+    listener: StopListener,
+    *,
+    attempt: Attempt | None = None,
+    deadline: float | None = None,
+) -> Outcome:
+    """Train to the last step, or until the ranks agree to stop; everything done is then in a checkpoint.
+
+    Args:
+        listener: Already listening.
+        attempt: The one that the job script has claimed; None: rank 0 claims one.
+        deadline: Unix time at which the scheduler ends the job, where it is known.
+    """
+    check_supported(config)
+    if config.trainer.deterministic:
+        pin_algorithms()
+    topology = Topology.initialize(
+        rendezvous,
+        config.topology,
+        timeout=timedelta(minutes=config.trainer.timeout_minutes),
+        publish=attempt.rendezvous_file if attempt is not None else None,
+    )
+    if attempt is None:
+        attempt = topology.broadcast_object(run.claim_attempt() if topology.rank == 0 else None)
+    number = attempt.number
+    listener.watch(
+        stop_file=run.stop_file,
+        notice_file=attempt.notice_file,
+        is_current=lambda: run.is_current(number),
+        on_superseded=lambda: leave_to_newer_attempt(number),
+    )
+    batch = derive_batch(config.trainer, topology.layout)
+    master_dtype = torch.float64 if config.trainer.precision == "float64" else torch.float32
+    dtype = getattr(torch, config.trainer.precision)
+
+    model = ParallelModule(build_layers(config.model))
+    model.bind(topology, seed=config.trainer.seed, dtype=master_dtype)
+    parameters = model.parameter_infos()
+    optimizer = Optimizer(parameters, config.optimizer, topology, dtype)
+    data = TokenDataset(config.data.train, config.model.sequence_length, config.trainer.seed)
+    log.info(
+        "%s parameters on %d ranks (%s); %s samples of %d tokens; %d micro-batches of %d a step and rank",
+        f"{model.num_parameters:,}",
+        topology.layout.world_size,
+        topology.device,
+        f"{len(data):,}",
+        config.model.sequence_length,
+        batch.accumulation,
+        batch.micro_batch_size,
+    )
+
+    def open_data(start_position: int) -> DataLoader:
+        return DataLoader(
+            data,
+            global_batch_size=batch.global_batch_size,
+            micro_batch_size=batch.micro_batch_size,
+            data_rank=topology.data_rank,
+            data_size=topology.layout.data,
+            start_position=start_position,
+            vocab_size=config.model.vocab_size,
+            device=topology.device,
+        )
+
+    def open_validation() -> Iterator[list[MicroBatch]]:
+        assert config.data.validation is not None
+        validation = TokenDataset(config.data.validation, config.model.sequence_length, config.trainer.seed)
+        return evaluation_batches(
+            validation,
+            global_batch_size=batch.global_batch_size,
+            micro_batch_size=batch.micro_batch_size,
+            data_rank=topology.data_rank,
+            data_size=topology.layout.data,
+            max_steps=config.trainer.evaluation_steps,
+            vocab_size=config.model.vocab_size,
+            device=topology.device,
+        )
+
+    trainer = Trainer(
+        config=config.trainer,
+        optimizer_config=config.optimizer,
+        topology=topology,
+        parameters=parameters,
+        optimizer=optimizer,
+        compute_loss=partial(compute_loss, model),
+        open_data=open_data,
+        open_validation=open_validation if config.data.validation is not None else None,
+        set_training=model.train,
+        run=run,
+        attempt=attempt,
+        listener=listener,
+        run_settings=config.model_dump(mode="json"),
+        data_fingerprint=data.fingerprint(),
+        flops_per_token=training_flops_per_token(config.model),
+        peak_flops=peak_flops(device_name(topology.device)),
+        deadline=deadline,
+    )
+    outcome = trainer.fit()
+    topology.close()
+    return outcome
+
+
+def device_name(device: torch.device) -> str:
+    """As its driver calls it; empty for a CPU, whose peak nobody states."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def check_supported(config: RunConfig) -> None:
+    """Raises ConfigError for a layout that this version plans but cannot train."""
+    topology = config.topology
+    if topology.tensor_parallel_size > 1 or topology.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size {topology.tensor_parallel_size} and pipeline_parallel_size "
+            f"{topology.pipeline_parallel_size} cannot be trained yet",
+            "this version trains with 1 and 1",
+            "topology in the run file",
+        )
+
+
+def pin_algorithms() -> None:
+    """Make a GPU run repeat to the last bit: kernels, their autotuning, and NCCL's choice of algorithm."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def leave_to_newer_attempt(number: int) -> None:
+    """End this process at once: it may hang in a collective with ranks that are gone, and must write nothing."""
+    log.error("attempt %d has been replaced by a newer one: leaving", number)
+    logging.shutdown()
+    os._exit(ExitCode.REFUSED)
+
+
+def train_here(config: RunConfig, run: RunDirectory) -> None:
+    """One rank of `scaling train`: alone, under torchrun, or under an srun of the user's own.
+
+    Continues the run if its directory has checkpoints. Signals save and leave; nothing is requeued.
+    """
+    rendezvous = read_rendezvous()
+    configure(rendezvous.rank)
+    for note in rendezvous.notes:
+        log.info("%s", note)
+    finished = read_json(run.finished_file)
+    if finished is not None and finished["step"] >= config.trainer.num_steps:
+        log.info("%s is finished: step %d of %d", run.path, finished["step"], config.trainer.num_steps)
+        return
+    leads = rendezvous.rank == 0
+    with ExitStack() as stack:
+        if leads:
+            run.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive(run, "train"))
+            write_atomically(run.config_file, dump_yaml(config))
+            run.stop_file.unlink(missing_ok=True)
+        outcome = train(config, run, rendezvous, stack.enter_context(StopListener()))
+        if leads:
+            causes = {StopCause.NONE: "finished", StopCause.STOP_FILE: "stop_file"}
+            record_end(run, run.attempt(outcome.attempt), causes.get(outcome.stopped_by, "preempted"), outcome.step)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m scaling_slurm.transformer.train CONFIG [KEY=VALUE ...]`, for launchers that want a module."""
+    if not arguments or arguments[0].startswith("-"):
+        print("usage: python -m scaling_slurm.transformer.train CONFIG [KEY=VALUE ...]", file=sys.stderr)
+        return ExitCode.CONFIG
+    path, *overrides = arguments
+    try:
+        config = load_settings(RunConfig, find("configs", path), overrides=overrides).value.with_absolute_paths()
+        train_here(config, default_run(config))
+    except ScalingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.OK
+
+
+def default_run(config: RunConfig, root: Path | None = None) -> RunDirectory:
+    """<root>/<name>-<fingerprint of the settings>: the same settings come back to the same run.
+
+    Args:
+        root: By default $SCALING_RUNS, else ./runs.
+    """
+    root = root or Path(os.environ.get("SCALING_RUNS", "runs"))
+    return RunDirectory(root.absolute() / f"{config.name}-{fingerprint(config)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

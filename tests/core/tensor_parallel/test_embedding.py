@@ -1,0 +1,19 @@
+import torch
+from torch import nn
+
+from scaling_slurm.core.parameter import Normal, ParameterSpec, declared_spec
+from scaling_slurm.core.tensor_parallel.embedding import VocabParallelEmbedding
+
+
+def test_alone_it_is_exactly_nn_embedding() -> None:
+    torch.manual_seed(5)
+    ours = VocabParallelEmbedding(10, 4)
+    torch.manual_seed(5)
+    theirs = nn.Embedding(10, 4)
+    ids = torch.tensor([[1, 2], [9, 0]])
+    assert torch.equal(ours(ids), theirs(ids))
+
+
+def test_declarations() -> None:
+    assert declared_spec(VocabParallelEmbedding(10, 4), "weight") == ParameterSpec(0, Normal(1.0))
+    assert declared_spec(VocabParallelEmbedding(10, 4, init=Normal(0.02)), "weight") == ParameterSpec(0, Normal(0.02))
