@@ -8,7 +8,12 @@ export SCALING_RUNS="${SCALING_RUNS:-$PWD/runs}"
 step() {
     printf '\n\033[1m# %s\033[0m\n' "$1"
     shift
-    printf '$ %s\n' "$*"
+    printf '$'
+    for word; do
+        # As one would type it: quoted where the shell needs that.
+        case $word in *[!A-Za-z0-9_./=:-]*) printf ' %s' "${word@Q}" ;; *) printf ' %s' "$word" ;; esac
+    done
+    printf '\n'
     "$@"
 }
 
@@ -32,7 +37,7 @@ sources=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 if [ ! -e data/stdlib/data.json ]; then
     step "Prepare text: the standard library's sources, with a tokenizer trained on them" \
         scaling prepare "$sources" --out data/stdlib --train-tokenizer 4096 --suffix .py \
-        --exclude '*/site-packages/*' --exclude '*/test/*' --exclude '*/tests/*' --exclude '*/idlelib/*'
+        --exclude site-packages --exclude test --exclude tests
 fi
 
 step "Plan: what would be sent, without sending it" scaling plan configs/tiny.yaml --cluster local
@@ -43,7 +48,7 @@ scaling submit configs/tiny.yaml --cluster local | tee /dev/stderr >.quickstart
 run=$(sed -n 's/.*run \(tiny-[^ ]*\)$/\1/p' .quickstart)
 rm .quickstart
 
-wait_for_step 20
+wait_for_step 100
 step "Interrupt it in the middle: it saves and leaves" scaling cancel "$run"
 step "See it end" scaling logs -f "$run"
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file so that a reader, or a crash at any moment, sees the old or the new text, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
@@ -32,6 +32,20 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """Where this process writes what will be renamed to `path`; no other process has the same name."""
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -246,7 +260,7 @@ def exclusive(run: RunDirectory, verb: str) -> Iterator[None]:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise RefusedError(f"another `scaling {verb}` of {run.id} is at work right now", "wait for its end") from None
+        raise RefusedError(f"another process is about to {verb} {run.id} right now", "wait for its end") from None
     except OSError:
         # Some parallel file systems have no locks. There, the numbers of attempts still fence off a second writer.
         pass

@@ -6,13 +6,16 @@ A verb's file imports only typer and the standard library at its top, so that `s
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from scaling_slurm import __version__
 from scaling_slurm.cli import cancel, clusters, config, infer, logs, plan, prepare, resume, status, submit, train
 from scaling_slurm.errors import ExitCode, ScalingError
+
+_USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+"""click's UsageError, whether typer brings its own click or not."""
 
 app = typer.Typer(
     name="scaling",
@@ -60,17 +63,29 @@ def _report(message: str, debug: bool) -> None:
     print(f"error: {message}", file=sys.stderr)
 
 
+def _report_usage(error: Any) -> None:
+    """One line for what cannot be parsed; the help itself where a command was called with nothing."""
+    message, verb = error.format_message(), error.ctx.command_path if error.ctx else "scaling"
+    if "\n" in message:
+        print(message, file=sys.stderr)
+    else:
+        print(f"error: {message.rstrip('.')}; `{verb} -h` shows what it takes", file=sys.stderr)
+
+
 def main() -> None:
     """The console script: runs a verb and exits with its code; an error is one message, without traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # may stand anywhere
     debug = len(arguments) < len(sys.argv) - 1 or os.environ.get("SCALING_DEBUG", "0") not in ("", "0")
     try:
-        app(args=arguments, prog_name="scaling")
-        code: int | str | None = ExitCode.OK
+        ended = app(args=arguments, prog_name="scaling", standalone_mode=False)
+        code: int | str | None = ended if isinstance(ended, int) else ExitCode.OK
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED
+    except _USAGE_ERROR as error:
+        _report_usage(error)
+        code = ExitCode.CONFIG
     except ScalingError as error:
         _report(str(error), debug)
         code = error.exit_code

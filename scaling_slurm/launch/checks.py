@@ -55,8 +55,9 @@ def unsupported_layout(layout: Layout) -> Iterator[ConfigError]:
         )
 
 
-def missing_data(data: DataConfig, origins: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Files that are not here; paths are absolute."""
+def unusable_data(config: RunConfig, origins: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Files that are not here, damaged or too short; paths are absolute."""
+    data = config.data
     for name, prefix in (("train", data.train), ("validation", data.validation)):
         if prefix is None:
             continue
@@ -65,28 +66,35 @@ def missing_data(data: DataConfig, origins: Mapping[str, str]) -> Iterator[Confi
         if missing:
             wrong = f"{' and '.join(missing)} not found"
             yield ConfigError(wrong, "`scaling prepare` makes token files from text", where)
+            continue
+        from scaling_slurm.core.data.dataset import TokenDataset  # numpy takes its time to import
+
+        try:
+            TokenDataset(prefix, config.model.sequence_length, config.trainer.seed)
+        except ConfigError as error:
+            yield ConfigError(error.wrong, error.right, where)
     if data.tokenizer and not data.tokenizer.is_file():
         yield ConfigError(f"{data.tokenizer} not found", "name a tokenizer.json", "data.tokenizer in the run file")
 
 
 def data_problems(data: DataConfig, vocab_size: int) -> Iterator[ConfigError]:
     """Token ids that the embedding does not have."""
-    for prefix in filter(None, (data.train, data.validation)):
-        largest = _largest_token_id(prefix)
-        if largest is not None and largest >= vocab_size:
-            yield ConfigError(
-                f"{prefix} holds token id {largest}, but vocab_size is {vocab_size}",
-                f"vocab_size must be at least {largest + 1}",
-                "model.vocab_size in the run file",
-            )
+    prefixes = filter(None, (data.train, data.validation))
+    largest, prefix = max(((_largest_token_id(prefix), prefix) for prefix in prefixes), key=lambda pair: pair[0])
+    if largest >= vocab_size:
+        yield ConfigError(
+            f"{prefix} holds token id {largest}, but vocab_size is {vocab_size}",
+            f"vocab_size must be at least {largest + 1}",
+            "model.vocab_size in the run file",
+        )
 
 
-def _largest_token_id(prefix: Path) -> int | None:
-    """As `scaling prepare` noted it; None for token files from elsewhere."""
+def _largest_token_id(prefix: Path) -> int:
+    """As `scaling prepare` noted it; -1 for token files from elsewhere."""
     files = (read_json(prefix.with_name("data.json")) or {}).get("files")
     record = files.get(prefix.name) if isinstance(files, dict) else None
     largest = record.get("largest_token_id") if isinstance(record, dict) else None
-    return largest if isinstance(largest, int) else None
+    return largest if isinstance(largest, int) else -1
 
 
 def memory_problems(memory: MemoryEstimate, profile: ClusterProfile) -> Iterator[ConfigError]:
@@ -113,14 +121,15 @@ def path_problems(run_directory: Path, runs_root: Path) -> Iterator[ConfigError]
     """A name that leads out of the folder of runs; characters that Slurm or submitit would take for something else."""
     if run_directory.parent != runs_root or run_directory.name in ("", ".", ".."):
         yield ConfigError(f"{run_directory} is not directly in {runs_root}", "a run's name is no path", "--name")
-    refused = sorted(set(re.findall(r"[%\\'\"]", str(run_directory))))
+    characters = re.compile(r"[%\\'\"]")
+    refused = sorted(set(characters.findall(str(run_directory))))
     if not str(run_directory).isprintable():
         refused.append("a control character")
     if refused:
         yield ConfigError(
             f"the run directory {str(run_directory)!r} holds {' '.join(refused)}",
             "Slurm and submitit give these characters a meaning in file names",
-            "--runs, or runs_directory in the cluster profile",
+            "--name" if characters.search(run_directory.name) else "--runs, or runs_directory in the cluster profile",
         )
 
 
@@ -165,4 +174,4 @@ def find_notes(
 
 def gib(size: int) -> str:
     """A number of bytes for people."""
-    return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

@@ -102,7 +102,7 @@ def plan(
     """
     config, profile = run.value.with_absolute_paths(), cluster.value
     runs_root = runs_root.absolute()
-    directory = RunDirectory(runs_root / (run_id or next_run_id(config, runs_root)))
+    directory = RunDirectory(runs_root / (next_run_id(config, runs_root) if run_id is None else run_id))
     request = _request(config, profile, directory, account, partition, environ)
     layout = derive_layout(config.topology, request.num_tasks)
     batch = derive_batch(config.trainer, layout)
@@ -136,7 +136,7 @@ def plan(
         ),
         obstacles=(
             *checks.unsupported_layout(layout),
-            *checks.missing_data(config.data, run.origins),
+            *checks.unusable_data(config, run.origins),
             *checks.storage_problems(config, request, directory.path),
         ),
         notes=tuple(checks.find_notes(config, request, profile, memory, directory.path)),

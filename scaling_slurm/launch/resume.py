@@ -7,7 +7,7 @@ from scaling_slurm.errors import RefusedError
 from scaling_slurm.launch.plan import JobPlan, plan
 from scaling_slurm.launch.runs import last_job, refuse_live, slurm_of
 from scaling_slurm.launch.submit import carry_out, refuse_problems
-from scaling_slurm.run_directory import RunDirectory, read_json
+from scaling_slurm.run_directory import RunDirectory, exclusive, read_json
 from scaling_slurm.settings import load_settings
 from scaling_slurm.slurm.cluster import Directive, load_cluster
 from scaling_slurm.transformer.config import RunConfig
@@ -52,12 +52,13 @@ def plan_resume(run: RunDirectory, changes: Changes) -> JobPlan:
 
 def resume(run: RunDirectory, changes: Changes) -> tuple[JobPlan, str]:
     """Send the next job; returns its plan and id. Raises RefusedError while a job of the run is live."""
-    refuse_live(run)
-    job = plan_resume(run, changes)
-    refuse_problems(job)
-    slurm_of(job.cluster).test_only(job.script)
-    run.stop_file.unlink(missing_ok=True)
-    return job, carry_out(job, run)
+    with exclusive(run, "submit"):  # of two at once, the second one sees the first one's job
+        refuse_live(run)
+        job = plan_resume(run, changes)
+        refuse_problems(job)
+        slurm_of(job.cluster).test_only(job.script)
+        run.stop_file.unlink(missing_ok=True)
+        return job, carry_out(job, run)
 
 
 def is_finished(run: RunDirectory, config: RunConfig) -> bool:

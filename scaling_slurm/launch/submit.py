@@ -41,7 +41,8 @@ def submit(make_plan: Callable[[], JobPlan]) -> tuple[JobPlan, str]:
             taken = run.path
             continue
         try:
-            return plan, carry_out(plan, run)
+            with exclusive(run, "submit"):
+                return plan, carry_out(plan, run)
         except BaseException:
             if not run.jobs_file.exists():
                 shutil.rmtree(run.path, ignore_errors=True)
@@ -55,30 +56,32 @@ def refuse_problems(plan: JobPlan) -> None:
 
 
 def carry_out(plan: JobPlan, run: RunDirectory) -> str:
-    """Write the plan into an existing run directory and send its script; returns the job id."""
-    with exclusive(run, "submit"):
-        for folder in (run.logs, run.attempts, run.checkpoints, run.submitit):
-            folder.mkdir(exist_ok=True)
-        write_atomically(run.config_file, dump_yaml(plan.config))
-        write_atomically(run.cluster_file, dump_yaml(plan.cluster))
-        write_atomically(run.script_file, plan.script)
-        record_code(run)
-        job_id = send(
-            run.submitit,
-            plan.script,
-            plan.command,
-            run_task,
-            str(run.path),
-            nodes=plan.request.nodes,
-            tasks_per_node=plan.request.tasks_per_node,
-            time_minutes=plan.request.time.minutes if plan.request.time else None,
-            path_prefix=slurm_of(plan.cluster).path_prefix,
-        )
-        record = {"job_id": job_id, "cluster": plan.cluster.name, "time": time.time()}
-        kept = {"account": plan.request.account, "partition": plan.request.partition}
-        append_line(run.jobs_file, record | kept)
-        register(job_id, plan.cluster.name, run)
-        run.record_event("submitted", job_id=job_id, cluster=plan.cluster.name)
+    """Write the plan into an existing run directory, held by exclusive(run, "submit"), and send its script.
+
+    Returns the job id.
+    """
+    for folder in (run.logs, run.attempts, run.checkpoints, run.submitit):
+        folder.mkdir(exist_ok=True)
+    write_atomically(run.config_file, dump_yaml(plan.config))
+    write_atomically(run.cluster_file, dump_yaml(plan.cluster))
+    write_atomically(run.script_file, plan.script)
+    record_code(run)
+    job_id = send(
+        run.submitit,
+        plan.script,
+        plan.command,
+        run_task,
+        str(run.path),
+        nodes=plan.request.nodes,
+        tasks_per_node=plan.request.tasks_per_node,
+        time_minutes=plan.request.time.minutes if plan.request.time else None,
+        path_prefix=slurm_of(plan.cluster).path_prefix,
+    )
+    record = {"job_id": job_id, "cluster": plan.cluster.name, "time": time.time()}
+    kept = {"account": plan.request.account, "partition": plan.request.partition}
+    append_line(run.jobs_file, record | kept)
+    register(job_id, plan.cluster.name, run)
+    run.record_event("submitted", job_id=job_id, cluster=plan.cluster.name)
     return job_id
 
 

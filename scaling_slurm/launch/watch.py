@@ -46,7 +46,8 @@ def follow(run: RunDirectory, rank: int) -> Iterator[str]:
     """
     pause = load_cluster_of(run).poll_seconds
     asked = 0.0
-    attempt, offset = 0, 0
+    first = _first_to_show(run)
+    attempt, offset = first - 1, 0
     status: RunStatus | None = None
     while True:
         newest = max((other.number for other in run.list_attempts()), default=0)
@@ -55,7 +56,7 @@ def follow(run: RunDirectory, rank: int) -> Iterator[str]:
             yield text
         elif newest > attempt:
             attempt, offset = attempt + 1, 0
-            if attempt > 1:
+            if attempt > first:
                 yield f"--- attempt {attempt}\n"
             continue
         elif status is not None and not status.is_live:
@@ -68,6 +69,17 @@ def follow(run: RunDirectory, rank: int) -> Iterator[str]:
     raise_if_failed(run, status)
 
 
+def _first_to_show(run: RunDirectory) -> int:
+    """The newest attempt; or the next one, when that has ended and a job is to continue it."""
+    attempts = run.list_attempts()
+    if not attempts:
+        return 1
+    newest = attempts[-1]
+    job = read_json(newest.job_file)
+    is_over = newest.end_file.exists() or (job is not None and job["job_id"] != (last_job(run) or job)["job_id"])
+    return newest.number + 1 if is_over and status_of([run])[0].is_live else newest.number
+
+
 def raise_if_failed(run: RunDirectory, status: RunStatus) -> None:
     """Raises JobFailedError unless the run is finished or was stopped on request."""
     attempts = run.list_attempts()
@@ -75,7 +87,7 @@ def raise_if_failed(run: RunDirectory, status: RunStatus) -> None:
         return
     failure = explain(run, attempts[-1]) if attempts else None
     raise JobFailedError(
-        f"{run.id} is {status.state}: {failure.describe() if failure else status.reason or 'no reason is known'}",
+        f"{run.id} is {status.state}: {failure.headline if failure else status.reason or 'no reason is known'}",
         where=f"logs in {run.logs}; `scaling resume {run.id}` continues from the newest checkpoint",
     )
 

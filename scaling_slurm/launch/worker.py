@@ -7,6 +7,7 @@ signal that comes while libraries load is not lost.
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -47,6 +48,7 @@ def run_task(run_directory: str) -> NoReturn:
     configure(rendezvous.rank)
     run = RunDirectory.open(run_directory)
     attempt = run.attempt(int(os.environ["SCALING_ATTEMPT"]))
+    signal.signal(signal.SIGCONT, signal.SIG_IGN)  # comes with each preemption; submitit would only log it
     with StopListener() as listener:
         try:
             config = load_settings(RunConfig, run.config_file).value

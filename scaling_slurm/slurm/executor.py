@@ -53,7 +53,9 @@ class ScriptExecutor(SlurmExecutor):
             path = self.sent_environment.get("PATH", os.defpath)
             self.sent_environment["PATH"] = f"{path_prefix}{os.pathsep}{path}"
         if command not in script:
-            raise ConfigError("the job script does not start the tasks", f"it must hold the line {command!r}")
+            raise ConfigError(
+                "the job script does not start the tasks", f"it must hold the line {command!r}", "the job template"
+            )
         python, _, rest = command.partition(" -u -m ")
         if not rest:
             raise ConfigError(f"{command!r} does not start submitit", "expected PYTHON -u -m submitit.core._submit")

@@ -156,7 +156,7 @@ def _node_problems(request: JobRequest, profile: ClusterProfile) -> Iterator[Con
             f"use at most {gpus}",
             "allocation.tasks_per_node in the run file",
         )
-    if cores and tasks * (request.cpus_per_task or 1) > cores:
+    elif cores and tasks * (request.cpus_per_task or 1) > cores:
         yield ConfigError(
             f"{tasks} tasks per node x {request.cpus_per_task or 1} cores are more than the {cores} of a node",
             "use fewer tasks, or fewer cores for each",

@@ -78,6 +78,12 @@ def train(
     parameters = model.parameter_infos()
     optimizer = Optimizer(parameters, config.optimizer, topology, dtype)
     data = TokenDataset(config.data.train, config.model.sequence_length, config.trainer.seed)
+    # Opened now, so that a wrong path fails at once and not at the first evaluation.
+    validation = (
+        TokenDataset(config.data.validation, config.model.sequence_length, config.trainer.seed)
+        if config.data.validation is not None
+        else None
+    )
     log.info(
         "%s parameters on %d ranks (%s); %s samples of %d tokens; %d micro-batches of %d a step and rank",
         f"{model.num_parameters:,}",
@@ -102,8 +108,7 @@ def train(
         )
 
     def open_validation() -> Iterator[list[MicroBatch]]:
-        assert config.data.validation is not None
-        validation = TokenDataset(config.data.validation, config.model.sequence_length, config.trainer.seed)
+        assert validation is not None
         return evaluation_batches(
             validation,
             global_batch_size=batch.global_batch_size,
@@ -123,7 +128,7 @@ def train(
         optimizer=optimizer,
         compute_loss=partial(compute_loss, model),
         open_data=open_data,
-        open_validation=open_validation if config.data.validation is not None else None,
+        open_validation=open_validation if validation is not None else None,
         set_training=model.train,
         run=run,
         attempt=attempt,

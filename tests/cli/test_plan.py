@@ -1,5 +1,6 @@
 """`scaling plan` as a user calls it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typer.testing import CliRunner, Result
 from scaling_slurm.cli.plan import allocation_overrides, parse_directives, plan
 from scaling_slurm.errors import ConfigError
 from tests.support.plans import LAB, load_run, plan_in
+
+ROOT = Path(__file__).resolve().parents[2]
 
 app = Typer()
 app.command()(plan)
@@ -58,7 +61,10 @@ def test_planning_loads_no_torch(tmp_path: Path) -> None:
         f"job = plan_from_options({str(tmp_path / 'small.yaml')!r}, None, {str(LAB)!r}, *[None] * 7); "
         "print(job.run_id, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
+    )
     assert done.stdout.endswith(" False\n")
 
 

@@ -17,22 +17,29 @@ def messages(folder: Path, *overrides: str, **options: object) -> list[str]:
     return [str(problem) for problem in plan_in(folder, None, *overrides, **options).problems]
 
 
+def obstacles(folder: Path, *overrides: str, **options: object) -> list[str]:
+    """What is not ready here. A plan can be made all the same."""
+    job = plan_in(folder, None, *overrides, **options)
+    assert job.problems == ()
+    return [str(obstacle) for obstacle in job.obstacles]
+
+
 def test_missing_data_is_told_with_the_line_that_names_it(tmp_path: Path) -> None:
-    [problem] = messages(tmp_path, f"data.validation={tmp_path}/none")
-    assert f"{tmp_path}/none.bin and {tmp_path}/none.idx not found" in problem
-    assert "data.validation in command line" in problem
+    [obstacle] = obstacles(tmp_path, f"data.validation={tmp_path}/none")
+    assert f"{tmp_path}/none.bin and {tmp_path}/none.idx not found" in obstacle
+    assert "data.validation in command line" in obstacle
     load_run(tmp_path)
     path = tmp_path / "small.yaml"
     path.write_text(path.read_text().replace("data/train", "data/other"))
     job = plan(load_settings(RunConfig, path), write_cluster(tmp_path), runs_root=tmp_path)
-    assert any(f"{path}:" in str(problem) for problem in job.problems)
+    assert any(f"{path}:" in str(obstacle) for obstacle in job.obstacles)
 
 
 def test_a_token_file_with_one_half_missing(tmp_path: Path) -> None:
     (tmp_path / "v.bin").touch()
-    [problem] = messages(tmp_path, f"data.validation={tmp_path}/v")
-    assert "v.idx not found" in problem
-    assert "v.bin" not in problem
+    [obstacle] = obstacles(tmp_path, f"data.validation={tmp_path}/v")
+    assert "v.idx not found" in obstacle
+    assert "v.bin" not in obstacle
 
 
 @pytest.mark.parametrize(("largest", "refused"), [(63, False), (64, True)])
@@ -53,17 +60,28 @@ def test_a_record_that_says_nothing_is_tolerated(text: str, tmp_path: Path) -> N
     assert messages(tmp_path) == []
 
 
+def test_token_files_that_are_damaged_or_too_short(tmp_path: Path) -> None:
+    load_run(tmp_path)
+    (tmp_path / "data" / "cut.idx").write_bytes((tmp_path / "data" / "train.idx").read_bytes())
+    (tmp_path / "data" / "cut.bin").write_bytes((tmp_path / "data" / "train.bin").read_bytes()[:-2])
+    [obstacle] = obstacles(tmp_path, f"data.train={tmp_path}/data/cut")
+    assert f"cut.bin has 126 bytes, but {tmp_path}/data/cut.idx describes 128" in obstacle
+    assert "data.train in command line" in obstacle
+    [obstacle] = obstacles(tmp_path, "model.sequence_length=64")
+    assert "has 64 tokens, fewer than one window of 65" in obstacle
+
+
 def test_a_tokenizer_is_needed_where_it_is_named(tmp_path: Path) -> None:
-    [problem] = messages(tmp_path, f"data.tokenizer={tmp_path}/t.json")
-    assert "t.json not found" in problem
+    [obstacle] = obstacles(tmp_path, f"data.tokenizer={tmp_path}/t.json")
+    assert "t.json not found" in obstacle
     assert any("tokenizer.json not found" in note for note in plan_in(tmp_path).notes)
     (tmp_path / "data" / "tokenizer.json").touch()
     assert not any("tokenizer.json not found" in note for note in plan_in(tmp_path).notes)
 
 
 def test_this_version_plans_but_does_not_send_tensor_and_pipeline_parallelism(tmp_path: Path) -> None:
-    [problem] = messages(tmp_path, "topology.tensor_parallel_size=2")
-    assert "this version trains with tensor and pipeline size 1 only" in problem
+    [obstacle] = obstacles(tmp_path, "topology.tensor_parallel_size=2")
+    assert "this version trains with tensor and pipeline size 1 only" in obstacle
     assert "srun" in plan_in(tmp_path, None, "topology.tensor_parallel_size=2").script
     found = messages(tmp_path, "topology.pipeline_parallel_size=4")
     assert any("pipeline_parallel_size 4 is above num_layers 2" in problem for problem in found)
@@ -108,8 +126,8 @@ def test_a_runs_name_is_no_path(name: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    [problem] = messages(tmp_path, runs_root=tmp_path / "file" / "runs")
-    assert f"{tmp_path / 'file'} cannot be written to" in problem
+    [obstacle] = obstacles(tmp_path, runs_root=tmp_path / "file" / "runs")
+    assert f"{tmp_path / 'file'} cannot be written to" in obstacle
 
 
 @pytest.mark.parametrize(
@@ -121,7 +139,7 @@ def test_room_for_two_checkpoints(
 ) -> None:
     usage = SimpleNamespace(f_bavail=bytes_free, f_frsize=1, f_files=10**9, f_favail=inodes)
     monkeypatch.setattr("os.statvfs", lambda path: usage)
-    found = messages(tmp_path)
+    found = obstacles(tmp_path)
     assert len(found) == (expected is not None)
     if expected:
         assert expected in found[0]

@@ -19,7 +19,7 @@ def test_a_sound_plan_has_no_problems_and_writes_nothing(tmp_path: Path) -> None
     load_run(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     job = plan_in(tmp_path)
-    assert job.problems == ()
+    assert (job.problems, job.obstacles) == ((), ())
     assert sorted(tmp_path.rglob("*")) == before
     assert job.run_directory.parent == tmp_path / "runs"
 
@@ -114,5 +114,6 @@ def test_the_large_example_can_be_planned_for_a_real_machine(tmp_path: Path) -> 
     assert job.memory.total < 1.2 * 40 * 2**30
     assert "#SBATCH --account=project\n#SBATCH --partition=booster\n#SBATCH --nodes=16\n" in job.script
     assert "384.0 node-hours" in describe(job)
+    assert job.problems == ()
     allowed = ("tensor and pipeline size 1", "not found", "free, and two checkpoints")
-    assert all(any(part in str(problem) for part in allowed) for problem in job.problems)
+    assert all(any(part in str(obstacle) for part in allowed) for obstacle in job.obstacles)

@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import yaml
 
+from scaling_slurm.core.data.token_file import TokenFileWriter
 from scaling_slurm.launch.plan import JobPlan, plan
 from scaling_slurm.settings import Loaded, load_settings
 from scaling_slurm.slurm.cluster import ClusterProfile, load_cluster
@@ -29,10 +31,10 @@ RUN = {
 
 
 def write_run(folder: Path) -> Path:
-    """A run file and its (empty) token files in a folder."""
+    """A run file and its token files, of 64 tokens, in a folder."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for suffix in (".bin", ".idx"):
-        (folder / "data" / f"train{suffix}").touch()
+    with TokenFileWriter(folder / "data" / "train", np.uint16, overwrite=True) as writer:
+        writer.add_document(np.arange(64, dtype=np.uint16))
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(RUN | {"data": {"train": str(folder / "data" / "train")}}))
     return path

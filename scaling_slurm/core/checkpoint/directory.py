@@ -202,12 +202,3 @@ def digest_file(path: Path) -> str:
         while count := file.readinto(buffer):
             state.update(buffer[:count])
     return str(state.hexdigest())
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

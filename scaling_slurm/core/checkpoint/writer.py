@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 
 from torch import Tensor
 
-from scaling_slurm.core.checkpoint.directory import Checkpoint, CheckpointDirectory, sync_directory
+from scaling_slurm.core.checkpoint.directory import Checkpoint, CheckpointDirectory
 from scaling_slurm.core.checkpoint.manifest import (
     CheckpointError,
     Entry,
@@ -31,7 +31,7 @@ from scaling_slurm.core.checkpoint.tensor_file import DTYPE_NAMES, describe, wri
 from scaling_slurm.core.parameter import ParameterInfo
 from scaling_slurm.core.topology.topology import Topology
 from scaling_slurm.errors import RefusedError
-from scaling_slurm.run_directory import write_atomically
+from scaling_slurm.run_directory import sync_directory, write_atomically
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

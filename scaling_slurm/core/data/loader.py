@@ -15,10 +15,8 @@ import torch
 
 from scaling_slurm.core.data.dataset import TokenDataset
 from scaling_slurm.core.data.order import Indices
+from scaling_slurm.core.tensor_parallel.cross_entropy import IGNORED
 from scaling_slurm.errors import ConfigError
-
-IGNORED = -100
-"""A target that the loss leaves out."""
 
 
 class DataTimeoutError(Exception):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaling_slurm.errors import ConfigError
+from scaling_slurm.run_directory import sync_directory, temporary_beside
 
 Tokens = npt.NDArray[Any]
 """Token ids in the integer type of their file."""
@@ -148,8 +149,7 @@ class TokenFileWriter:
         self.bin_file, self.idx_file = files_of(prefix)
         if not overwrite and (existing := [file for file in (self.bin_file, self.idx_file) if file.exists()]):
             raise ConfigError(f"{existing[0]} exists already", "choose another place, or ask to overwrite it")
-        self._temporary_bin = self._temporary(self.bin_file)
-        self._temporary_idx = self._temporary(self.idx_file)
+        self._temporary_bin, self._temporary_idx = temporary_beside(self.bin_file), temporary_beside(self.idx_file)
         self._lengths = array("i")
         self.num_tokens = 0
         self.largest_token = -1
@@ -175,7 +175,7 @@ class TokenFileWriter:
                 self.idx_file.unlink(missing_ok=True)
                 os.replace(self._temporary_bin, self.bin_file)
                 os.replace(self._temporary_idx, self.idx_file)
-                _sync_directory(self.bin_file.parent)
+                sync_directory(self.bin_file.parent)
         finally:
             self._temporary_bin.unlink(missing_ok=True)
             self._temporary_idx.unlink(missing_ok=True)
@@ -208,19 +208,7 @@ class TokenFileWriter:
             file.write(np.arange(count + 1, dtype="<i8").tobytes())
             _sync(file)
 
-    @staticmethod
-    def _temporary(file: Path) -> Path:
-        return file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
-
 
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -43,10 +43,10 @@ class ParallelModule(nn.Module):
 
     def __init__(self, layers: Sequence[LayerSpec]) -> None:
         super().__init__()
-        self._layer_names = [spec.name for spec in layers]
-        for index, name in enumerate(self._layer_names):
-            clashes = [other for other in self._layer_names[:index] if f"{other}.".startswith(f"{name}.")]
-            clashes += [other for other in self._layer_names[:index] if f"{name}.".startswith(f"{other}.")]
+        names = [spec.name for spec in layers]
+        for index, name in enumerate(names):
+            clashes = [other for other in names[:index] if f"{other}.".startswith(f"{name}.")]
+            clashes += [other for other in names[:index] if f"{name}.".startswith(f"{other}.")]
             if clashes:
                 raise ConfigError(
                     f"the layers {clashes[0]!r} and {name!r} share a name",
@@ -54,8 +54,10 @@ class ParallelModule(nn.Module):
                     "the LayerSpecs of the model",
                 )
         with torch.device("meta"):
-            for spec in layers:
-                _add_submodule(self, spec.name, spec.build())
+            # A plain dict, which registers nothing: the layers are the submodules, here in the order they run in.
+            self._layers = {spec.name: spec.build() for spec in layers}
+        for name, layer in self._layers.items():
+            _add_submodule(self, name, layer)
 
     def bind(self, topology: Topology, *, seed: int, dtype: torch.dtype) -> Self:
         """Give every parameter and buffer its memory on this rank's device and its value; parameters have `dtype`.
@@ -70,8 +72,8 @@ class ParallelModule(nn.Module):
         weights: Optimizer takes the unrounded values over and leaves copies of the compute dtype here.
         """
         bound: dict[nn.Parameter, nn.Parameter] = {}
-        for name in self._layer_names:
-            _bind_layer(name, self.get_submodule(name), bound, topology.device, seed, dtype)
+        for name, layer in self._layers.items():
+            _bind_layer(name, layer, bound, topology.device, seed, dtype)
         for name, module in self.named_modules():
             if isinstance(module, Dropout):
                 module.key.fill_(random.signed(random.key("dropout", seed, name)))
@@ -79,8 +81,8 @@ class ParallelModule(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Through all layers in order."""
-        for name in self._layer_names:
-            inputs = self.get_submodule(name)(inputs)
+        for layer in self._layers.values():
+            inputs = layer(inputs)
         return inputs
 
     def parameter_infos(self) -> list[ParameterInfo]:

@@ -99,9 +99,8 @@ class StopListener:
 
     def heard_elsewhere(self) -> bool:
         """Whether any rank was asked to stop; looks at the file system, so only for ranks that wait anyway."""
-        return self._cause != StopCause.NONE or any(
-            file is not None and file.exists() for file in (self.notice_file, self.stop_file)
-        )
+        self._look_for_stop_file()
+        return self._cause != StopCause.NONE or (self.notice_file is not None and self.notice_file.exists())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -122,11 +121,14 @@ class StopListener:
             for number in os.read(self._reader, 64) if readable else b"":
                 if number in SIGNALS:
                     self._receive(signal.Signals(number).name)
-            if self.stop_file is not None and self.stop_file.exists():
-                self._cause = max(self._cause, StopCause.STOP_FILE)
+            self._look_for_stop_file()
             if not self.is_current():
                 self.on_superseded()
                 return
+
+    def _look_for_stop_file(self) -> None:
+        if self.stop_file is not None and self.stop_file.exists():
+            self._cause = StopCause.STOP_FILE  # the largest
 
     def _receive(self, name: str) -> None:
         self.received.append(name)

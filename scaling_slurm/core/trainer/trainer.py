@@ -164,10 +164,11 @@ class Trainer(Generic[Batch]):
         self._samples = self.run.samples / f"attempt-{self.attempt.number:03d}-rank-{self.topology.rank:05d}.jsonl"
         self._save_seconds = 0.0
         self._step_seconds = 0.0
-        self._started = time.perf_counter()
+        self._started = 0.0
         # On a device the host reads the agreement one step late, so that the device is not waited for.
         self._lag = 1 if self.topology.device.type == "cuda" else 0
         self._unread: list[tuple[int, Tensor]] = []
+        self._gave_up = False
 
     # ------------------------------------------------------------------ the loop
 
@@ -177,6 +178,8 @@ class Trainer(Generic[Batch]):
         first = saved = self.progress.step
         loader = self.open_data(self.progress.consumed_samples)
         cause = self._read(self._agree(self._vector())).stop
+        # Loading is no part of the first step, whose seconds the deadline is reckoned with.
+        self._started = time.perf_counter()
         try:
             if cause == StopCause.NONE and self.progress.evaluation_due:
                 cause = self._evaluate()
@@ -205,13 +208,16 @@ class Trainer(Generic[Batch]):
         return Outcome(self.attempt.number, first, saved, StopCause.NONE if finished else cause)
 
     def _wait_for_data(self, loader: Loader[Batch]) -> list[Batch] | None:
-        """This rank's micro-batches; None if a stop was requested meanwhile, for then the others must not wait."""
-        while True:
+        """This rank's micro-batches; None if a stop was requested meanwhile, for then the others must not wait.
+
+        Once None, always None: data that come late belong to an earlier step than the one that asks for them.
+        """
+        while not self._gave_up:
             try:
                 return loader.next_step(timeout=DATA_POLL_SECONDS)
             except DataTimeoutError:
-                if self.listener.heard_elsewhere():
-                    return None
+                self._gave_up = self.listener.heard_elsewhere()
+        return None
 
     def _train_step(self, step: int, batches: list[Batch] | None) -> Tensor:
         """Forward, backward, agreement and optimizer of one step; returns the agreed vector without reading it."""
@@ -373,6 +379,7 @@ class Trainer(Generic[Batch]):
         read(checkpoint, self.optimizer.named_state())
         self.optimizer.load_state_scalars(manifest.state["optimizer"])
         self.progress = Progress(**manifest.state["progress"])
+        self.progress.evaluation_due &= self.open_validation is not None
         if manifest.data_fingerprint != self.data_fingerprint:
             log.warning(
                 "the training data differ from those of %s: fingerprint %s, there %s; going on with the new ones",

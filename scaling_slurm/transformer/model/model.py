@@ -5,8 +5,9 @@ from functools import partial
 
 from torch import Tensor
 
-from scaling_slurm.core.data.loader import IGNORED, MicroBatch
+from scaling_slurm.core.data.loader import MicroBatch
 from scaling_slurm.core.pipeline.parallel_module import LayerSpec, ParallelModule
+from scaling_slurm.core.tensor_parallel.cross_entropy import IGNORED
 from scaling_slurm.transformer.batch import Inputs
 from scaling_slurm.transformer.config import ModelConfig
 from scaling_slurm.transformer.model.block import Block

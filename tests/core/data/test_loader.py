@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from scaling_slurm.core.data.dataset import TokenDataset
-from scaling_slurm.core.data.loader import IGNORED, DataLoader, DataTimeoutError, MicroBatch, evaluation_batches
+from scaling_slurm.core.data.loader import DataLoader, DataTimeoutError, MicroBatch, evaluation_batches
 from scaling_slurm.core.data.token_file import TokenFileWriter
+from scaling_slurm.core.tensor_parallel.cross_entropy import IGNORED
 from scaling_slurm.errors import ConfigError
 
 GLOBAL_BATCH = 12

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -95,6 +96,18 @@ def test_forward_is_the_layers_in_order() -> None:
         x = model.get_submodule(f"layers.{index}")(x)
     assert torch.equal(model(ids), x @ model.get_parameter("head.weight").t())
     assert all(parameter.dtype == torch.float64 for parameter in model.parameters())
+
+
+def test_layers_are_registered_once_and_copied_with_the_model() -> None:
+    model = build().bind(Topology(), seed=1, dtype=torch.float64)
+    names = list(model.state_dict())
+    assert len(names) == len(set(names)) == len(model.parameter_infos()) + 2, "and one saved buffer in each block"
+    twin, ids = copy.deepcopy(model), torch.tensor([[1, 2, 3]])
+    expected = model(ids)
+    with torch.no_grad():
+        model.get_parameter("head.weight").zero_()
+    assert torch.equal(twin(ids), expected)
+    assert not model(ids).any()
 
 
 def test_declared_values_are_hashed_by_logical_name_and_element() -> None:

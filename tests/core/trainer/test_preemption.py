@@ -68,6 +68,15 @@ def test_a_rank_that_waits_hears_of_a_signal_to_another_rank(tmp_path: Path):
         assert listener.cause == StopCause.NONE, "its own cause stays its own"
 
 
+def test_a_rank_that_waits_and_sees_the_stop_file_says_so_at_once(tmp_path: Path):
+    """Else its void step would count as a signal, after which the job is requeued."""
+    with StopListener() as listener:
+        watch(listener, tmp_path)
+        (tmp_path / "STOP").touch()
+        assert listener.heard_elsewhere()
+        assert listener.cause == StopCause.STOP_FILE
+
+
 def test_a_newer_attempt_ends_the_older_one(tmp_path: Path):
     replaced = []
     with StopListener() as listener:

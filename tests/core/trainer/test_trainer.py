@@ -99,6 +99,8 @@ def train(
     poison: tuple[int, ...] = (),
     lag: int | None = None,
     before: dict[int, Callable[[], None]] | None = None,
+    validate: bool = True,
+    deadline: float | None = None,
     **changes: object,
 ) -> Outcome:
     settings = {"num_steps": STEPS, "global_batch_size": BATCH, "save_interval": 5, "precision": "float64"}
@@ -140,13 +142,14 @@ def train(
             optimizer=Optimizer(parameters, OPTIMIZER, topology, torch.float64),
             compute_loss=compute_loss,
             open_data=open_data,
-            open_validation=partial(toy_validation, topology.data_rank, topology.layout.data),
+            open_validation=partial(toy_validation, topology.data_rank, topology.layout.data) if validate else None,
             set_training=model.train,
             run=run,
             attempt=attempt,
             listener=listener,
             run_settings={},
             data_fingerprint="toy",
+            deadline=deadline,
         )
         if lag is not None:
             trainer._lag = lag
@@ -257,6 +260,46 @@ def test_a_signal_reaches_a_rank_that_waits_for_its_data(tmp_path, uninterrupted
     assert [(o.step, o.stopped_by) for o in outcomes] == [(6, StopCause.SIGNAL)] * 2
     assert [o.first_step for o in run_ranks(2, train, tmp_path / "run")] == [6, 6]
     assert losses(tmp_path / "run") == pytest.approx(losses(uninterrupted), rel=1e-12)
+
+
+def stop_and_stall_once(run: RunDirectory) -> None:
+    run.stop_file.touch()
+    raise DataTimeoutError
+
+
+def test_data_that_come_after_a_rank_gave_up_waiting_are_not_trained_on(tmp_path, uninterrupted):
+    """With a lag the next step is already under way when the void one is read, and its data may be there."""
+    run = RunDirectory(tmp_path / "run")
+    first = train(Topology(), run.path, lag=1, before={7: partial(stop_and_stall_once, run)})
+    assert (first.step, first.stopped_by) == (6, StopCause.STOP_FILE)
+    run.stop_file.unlink()
+    assert train(Topology(), run.path, lag=1).first_step == 6
+    assert losses(run.path) == losses(uninterrupted)
+
+
+def test_the_deadline_stops_the_run_in_time(tmp_path, uninterrupted, monkeypatch):
+    real = time.time
+    later = {4: lambda: monkeypatch.setattr(time, "time", lambda: real() + 1000)}
+    outcome = train(Topology(), tmp_path / "run", deadline=real() + 1000, before=later)
+    assert (outcome.step, outcome.stopped_by) == (4, StopCause.DEADLINE)
+    monkeypatch.undo()
+    assert train(Topology(), tmp_path / "run", deadline=real() + 1000).stopped_by == StopCause.NONE
+    assert losses(tmp_path / "run") == losses(uninterrupted)
+
+
+def test_loading_is_no_part_of_the_first_steps_time(tmp_path, monkeypatch):
+    """Else a slow load would look like slow steps, and stop the run long before its deadline."""
+    restore = Trainer._restore
+    monkeypatch.setattr(Trainer, "_restore", lambda trainer: (restore(trainer), time.sleep(0.5)))
+    train(Topology(), tmp_path / "run", num_steps=3)
+    assert next(read_lines(RunDirectory(tmp_path / "run").metrics_file))["step_seconds"] < 0.5
+
+
+def test_an_evaluation_that_was_due_is_forgotten_without_validation_data(tmp_path):
+    first = train(Topology(), tmp_path / "run", num_steps=4, evaluation_interval=4, signal_at=4)
+    assert (first.step, first.stopped_by) == (4, StopCause.SIGNAL)
+    second = train(Topology(), tmp_path / "run", num_steps=4, validate=False)
+    assert (second.step, second.stopped_by) == (4, StopCause.NONE)
 
 
 def test_a_non_finite_step_is_skipped_and_training_goes_on(tmp_path):
