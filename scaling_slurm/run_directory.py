@@ -49,11 +49,14 @@ def sync_directory(path: Path) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line with a single write; concurrent writers do not mix."""
+    """Append one JSON line with a single write; concurrent writers do not mix, and a torn line spoils only itself."""
     line = json.dumps(record, default=str) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        # Read while another process writes, a whole line may look torn: then an empty one follows, which is skipped.
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, ("\n" * is_torn + line).encode())
     finally:
         os.close(descriptor)
 

@@ -120,15 +120,17 @@ def load_settings(
     *,
     overrides: Sequence[str] = (),
     assignments: Mapping[str, object] | None = None,
+    shipped: Path | None = None,
 ) -> Loaded[AnySettings]:
     """Read a YAML file, with what it extends, into a settings class. Raises ConfigError, one line for each problem.
 
     An override is "dotted.key=value" with the value as in YAML. An assignment is a dotted key with a plain value, as
     the command line's options have it; None there means that the option was not given. In a file and in an override
     null (or nothing) undoes what was inherited: it is None where the field takes None, else the default comes back.
+    `extends` names files relative to the one it stands in, or shipped/NAME in the folder `shipped`.
     """
     path = Path(path)
-    tree = _read_extended(path)
+    tree = _read_extended(path, shipped)
     for override in overrides:
         tree = _override(tree, override)
     for key, value in (assignments or {}).items():
@@ -162,12 +164,16 @@ def dump_yaml(settings: Settings) -> str:
 
 
 def fingerprint(settings: Settings) -> str:
-    """8 hex digits that depend on the values alone, not on how they were written."""
-    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """8 hex digits of the values that differ from their defaults, however they were written.
+
+    So a setting that a later version adds renames no run.
+    """
+    values = settings.model_dump(mode="json", exclude_defaults=True)
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())[:8]
 
 
-def _read_extended(path: Path, chain: tuple[Path, ...] = (), named_at: str = "") -> Tree:
+def _read_extended(path: Path, shipped: Path | None, chain: tuple[Path, ...] = (), named_at: str = "") -> Tree:
     """The file merged over the files it extends; chain holds the files that led here, the last one at named_at."""
     tree = read_yaml(path, named_at)
     assert isinstance(tree.value, dict)
@@ -183,11 +189,13 @@ def _read_extended(path: Path, chain: tuple[Path, ...] = (), named_at: str = "")
                 f"extends names {kind(name.value)}", "it should be a file or a list of files", name.origin
             )
         parent = path.parent / name.value
+        if shipped is not None and name.value.startswith("shipped/"):
+            parent = (shipped / name.value.removeprefix("shipped/")).with_suffix(".yaml")
         files = (*chain, path)
         if parent.resolve() in {file.resolve() for file in files}:
             cycle = " -> ".join(str(file) for file in (*files, parent))
             raise ConfigError(f"extends goes in a circle: {cycle}", "remove one of them", name.origin)
-        base = merge(base, _read_extended(parent, files, name.origin))
+        base = merge(base, _read_extended(parent, shipped, files, name.origin))
     return merge(base, own)
 
 

@@ -27,3 +27,13 @@ def local_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """The stand-in for Slurm first on PATH, with jobs of its own and a minute of four seconds: its programs."""
     yield use_local_scheduler(monkeypatch, tmp_path / "local-scheduler", minute_seconds=4.0)
     end_local_jobs()
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own folder, registry and working directory for one test, and no variable that names other runs."""
+    for name in ("SCALING_RUNS", "SCALING_CLUSTER", "SCALING_ACCOUNT", "SBATCH_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SCALING_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -244,3 +244,18 @@ class TestWriting:
 
     def test_fingerprint_is_pinned(self) -> None:
         assert fingerprint(Anything(value={"a": 1, "b": [1.5, "ü"]})) == "351bb8d9"
+
+
+def test_a_shipped_file_is_extended_by_name(tmp_path: Path):
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / "site.yaml").write_text("number: 3\ntext: theirs\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "site.yaml").write_text("extends: shipped/site\ntext: mine\n")
+
+    class Site(Settings):
+        number: int
+        text: str
+
+    loaded = load_settings(Site, tmp_path / "own" / "site.yaml", shipped=tmp_path / "shipped")
+    assert loaded.value == Site(number=3, text="mine")
+    assert loaded.origins["number"].endswith("shipped/site.yaml:1")

@@ -22,11 +22,10 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Each key with the place that set it.")] = False,
 ) -> None:
     """Print every setting of a run, defaults included, as YAML that can be run again."""
-    from scaling_slurm.resources import find
-    from scaling_slurm.settings import dump_yaml, leaves, load_settings
-    from scaling_slurm.transformer.config import RunConfig
+    from scaling_slurm.settings import dump_yaml, leaves
+    from scaling_slurm.transformer.config import load_run
 
-    loaded = load_settings(RunConfig, find("configs", config), overrides=overrides or ())
+    loaded = load_run(config, overrides or ())
     if not origin:
         typer.echo(dump_yaml(loaded.value), nl=False)
         return

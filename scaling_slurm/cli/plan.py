@@ -46,13 +46,11 @@ def plan_from_options(
     """The plan of a new run as the options of `plan` and `submit` describe it."""
     from scaling_slurm.launch.plan import plan as make_plan
     from scaling_slurm.launch.runs import runs_root
-    from scaling_slurm.resources import find
-    from scaling_slurm.settings import load_settings
     from scaling_slurm.slurm.cluster import load_cluster
-    from scaling_slurm.transformer.config import RunConfig
+    from scaling_slurm.transformer.config import load_run
 
     changes = [*(overrides or ()), *allocation_overrides(nodes, time)]
-    run = load_settings(RunConfig, find("configs", config), overrides=changes)
+    run = load_run(config, changes)
     site = load_cluster(cluster, directives=parse_directives(sbatch))
     root = runs_root(runs, site.value)
     return make_plan(run, site, runs_root=root, account=account, partition=partition, run_id=name)

@@ -17,13 +17,10 @@ def train(
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
 ) -> None:
     """Train in this process, or as one rank under torchrun or srun. The same command again continues the run."""
-    from scaling_slurm.resources import find
     from scaling_slurm.run_directory import RunDirectory
-    from scaling_slurm.settings import load_settings
-    from scaling_slurm.transformer.config import RunConfig
+    from scaling_slurm.transformer.config import load_run
 
-    loaded = load_settings(RunConfig, find("configs", config), overrides=overrides or ())
-    resolved = loaded.value.with_absolute_paths()
+    resolved = load_run(config, overrides or ()).value.with_absolute_paths()
 
     from scaling_slurm.transformer.train import default_run, train_here
 

@@ -15,10 +15,11 @@ from scaling_slurm.run_directory import RunDirectory, append_line, read_json, re
 from scaling_slurm.settings import load_settings
 from scaling_slurm.slurm.cluster import ClusterProfile
 from scaling_slurm.slurm.commands import Slurm
-from scaling_slurm.slurm.job_info import JobInfo
+from scaling_slurm.slurm.job_info import FINISHED, JobInfo
 from scaling_slurm.slurm.local_scheduler.programs import install_programs
 
-LIVE_STATES = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"})
+NOT_LIVE = FINISHED | {"FINISHED", "UNKNOWN"}
+"""States of a run that has no job any more; a state of Slurm's that we do not know counts as live."""
 
 
 def runs_root(option: Path | None, cluster: ClusterProfile | None = None) -> Path:
@@ -115,7 +116,7 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
-        return self.state in LIVE_STATES
+        return self.state not in NOT_LIVE
 
 
 def status_of(runs: Sequence[RunDirectory]) -> list[RunStatus]:
@@ -146,14 +147,14 @@ def _status(run: RunDirectory, job: dict[str, Any] | None, info: JobInfo | None,
     last = records[-1] if records else {}
     attempts = run.list_attempts()
     reason = ""
-    if run.finished_file.exists() and (info is None or info.state not in LIVE_STATES):
+    if run.finished_file.exists() and (info is None or not info.is_live):
         state = "FINISHED"
     elif info is not None:
         state, reason = info.state, info.reason or ""
     else:
         state = "UNKNOWN"
         reason = "the scheduler cannot be reached" if unreachable else "the scheduler no longer knows the job"
-    if attempts and state not in LIVE_STATES | {"FINISHED"}:
+    if attempts and state in NOT_LIVE - {"FINISHED"}:
         end = read_json(attempts[-1].end_file)
         failure = explain(run, attempts[-1])
         reason = failure.headline if failure else f"stopped: {end['cause']}" if end else reason

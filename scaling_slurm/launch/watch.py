@@ -47,15 +47,15 @@ def follow(run: RunDirectory, rank: int) -> Iterator[str]:
     pause = load_cluster_of(run).poll_seconds
     asked = 0.0
     first = _first_to_show(run)
-    attempt, offset = first - 1, 0
+    attempt, offset = 0, 0
     status: RunStatus | None = None
     while True:
         newest = max((other.number for other in run.list_attempts()), default=0)
         text, offset = _read_on(run, attempt, rank, offset)
         if text:
             yield text
-        elif newest > attempt:
-            attempt, offset = attempt + 1, 0
+        elif newest >= max(attempt + 1, first):
+            attempt, offset = max(attempt + 1, first), 0
             if attempt > first:
                 yield f"--- attempt {attempt}\n"
             continue

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictInt, field_validator
 
-from scaling_slurm.resources import find
+from scaling_slurm.resources import find, shipped_folder
 from scaling_slurm.settings import Duration, Loaded, Settings, load_settings
 
 PLANNED_DIRECTIVES = ("nodes", "ntasks-per-node", "time")
@@ -153,7 +153,8 @@ def load_cluster(
     """
     path = find("clusters", name_or_path)
     assigned = [f"directives.{name}={json.dumps(value)}" for name, value in (directives or {}).items()]
-    return load_settings(ClusterProfile, path, overrides=[*overrides, *assigned])
+    shipped = shipped_folder("clusters")
+    return load_settings(ClusterProfile, path, overrides=[*overrides, *assigned], shipped=shipped)
 
 
 def find_account(profile: ClusterProfile, given: str | None, environ: Mapping[str, str] = os.environ) -> str | None:

@@ -1,12 +1,14 @@
 """The run file: what a researcher writes in YAML. Knows no torch and no site."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scaling_slurm.core.config import AllocationConfig, OptimizerConfig, Probability, TopologyConfig, TrainerConfig
-from scaling_slurm.settings import Settings
+from scaling_slurm.resources import find, shipped_folder
+from scaling_slurm.settings import Loaded, Settings, load_settings
 
 
 class ModelConfig(Settings):
@@ -101,3 +103,10 @@ class RunConfig(Settings):
             name: path.expanduser().absolute() for name in type(data).model_fields if (path := getattr(data, name))
         }
         return self.model_copy(update={"data": data.model_copy(update=paths)})
+
+
+def load_run(name_or_path: str, overrides: Sequence[str] = ()) -> Loaded[RunConfig]:
+    """Find a run file by its name or path and read it, with dotted overrides on top. Raises ConfigError."""
+    return load_settings(
+        RunConfig, find("configs", name_or_path), overrides=overrides, shipped=shipped_folder("configs")
+    )

@@ -21,14 +21,14 @@ from scaling_slurm.core.pipeline.parallel_module import ParallelModule
 from scaling_slurm.core.topology.layout import derive_batch
 from scaling_slurm.core.topology.topology import Topology
 from scaling_slurm.core.trainer.preemption import StopCause, StopListener
-from scaling_slurm.core.trainer.trainer import Outcome, Trainer
+from scaling_slurm.core.trainer.state import Outcome
+from scaling_slurm.core.trainer.trainer import Trainer
 from scaling_slurm.errors import ConfigError, ExitCode, ScalingError
 from scaling_slurm.log import configure
 from scaling_slurm.rendezvous import Rendezvous, read_rendezvous
-from scaling_slurm.resources import find
 from scaling_slurm.run_directory import Attempt, RunDirectory, exclusive, read_json, record_end, write_atomically
-from scaling_slurm.settings import dump_yaml, fingerprint, load_settings
-from scaling_slurm.transformer.config import RunConfig
+from scaling_slurm.settings import dump_yaml, fingerprint
+from scaling_slurm.transformer.config import RunConfig, load_run
 from scaling_slurm.transformer.flops import peak_flops, training_flops_per_token
 from scaling_slurm.transformer.model.model import build_layers, compute_loss
 
@@ -54,6 +54,8 @@ def train(
     check_supported(config)
     if config.trainer.deterministic:
         pin_algorithms()
+    if attempt is not None:
+        watch(listener, run, attempt)
     topology = Topology.initialize(
         rendezvous,
         config.topology,
@@ -62,13 +64,7 @@ def train(
     )
     if attempt is None:
         attempt = topology.broadcast_object(run.claim_attempt() if topology.rank == 0 else None)
-    number = attempt.number
-    listener.watch(
-        stop_file=run.stop_file,
-        notice_file=attempt.notice_file,
-        is_current=lambda: run.is_current(number),
-        on_superseded=lambda: leave_to_newer_attempt(number),
-    )
+        watch(listener, run, attempt)
     batch = derive_batch(config.trainer, topology.layout)
     master_dtype = torch.float64 if config.trainer.precision == "float64" else torch.float32
     dtype = getattr(torch, config.trainer.precision)
@@ -169,6 +165,16 @@ def pin_algorithms() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def watch(listener: StopListener, run: RunDirectory, attempt: Attempt) -> None:
+    """Let the listener look at the run's files too, from before the ranks have met."""
+    listener.watch(
+        stop_file=run.stop_file,
+        notice_file=attempt.notice_file,
+        is_current=lambda: run.is_current(attempt.number),
+        on_superseded=lambda: leave_to_newer_attempt(attempt.number),
+    )
+
+
 def leave_to_newer_attempt(number: int) -> None:
     """End this process at once: it may hang in a collective with ranks that are gone, and must write nothing."""
     log.error("attempt %d has been replaced by a newer one: leaving", number)
@@ -209,7 +215,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.CONFIG
     path, *overrides = arguments
     try:
-        config = load_settings(RunConfig, find("configs", path), overrides=overrides).value.with_absolute_paths()
+        config = load_run(path, overrides).value.with_absolute_paths()
         train_here(config, default_run(config))
     except ScalingError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -47,7 +47,13 @@ class MetricsLog:
         """One record of `kind` ("training" or "evaluation")."""
         if self.path is None:
             return
-        append_line(self.path, {"kind": kind, "step": step, "attempt": self.attempt, "time": time.time(), **values})
+        # JSON has no NaN: a value that is not finite is null.
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        record = {"kind": kind, "step": step, "attempt": self.attempt, "time": time.time()}
+        try:
+            append_line(self.path, record | finite)
+        except OSError as error:
+            log.error("step %d is missing in %s: %s", step, self.path, error.strerror)
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{kind}/{name}", value, step)

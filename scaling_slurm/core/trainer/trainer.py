@@ -1,6 +1,6 @@
 """The training loop: step, agree, evaluate, save, stop. Knows no language model and no scheduler.
 
-Once a step all ranks add up one small vector (see `Agreement`). Everything that must be the same on all ranks follows
+Once a step all ranks add up one small vector (see `state.Agreement`). Everything that must be the same on all ranks follows
 from it: the loss, the division by the tokens, the clip factor, the skip of a non-finite step, and when to stop.
 """
 
@@ -26,6 +26,7 @@ from scaling_slurm.core.parameter import ParameterInfo
 from scaling_slurm.core.topology.topology import Topology
 from scaling_slurm.core.trainer.metrics import MetricsLog, memory_gib
 from scaling_slurm.core.trainer.preemption import StopCause, StopListener
+from scaling_slurm.core.trainer.state import Agreement, AgreementInFlight, Outcome, Progress
 from scaling_slurm.errors import JobFailedError
 from scaling_slurm.run_directory import Attempt, RunDirectory, append_line, write_atomically
 
@@ -52,64 +53,6 @@ class Loader(Protocol[Batch]):
         """Raises DataTimeoutError when nothing came within `timeout` seconds."""
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The sum over all ranks of what each knows about a step."""
-
-    loss_sum: float
-    """Of the loss over all tokens of the global batch."""
-    tokens: float
-    squared_norm: float
-    """Of the gradient of `loss_sum`."""
-    void: float
-    """Ranks that joined without data, because a stop was requested while they waited; nothing of such a step counts."""
-    deadline: float
-    """Ranks whose job is about to reach its time limit."""
-    signal: float
-    """Ranks that received a signal."""
-    stop_file: float
-    """Ranks that saw the STOP file."""
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss_sum) and math.isfinite(self.squared_norm)
-
-    @property
-    def stop(self) -> StopCause:
-        causes = (
-            (StopCause.STOP_FILE, self.stop_file),
-            (StopCause.SIGNAL, self.signal),
-            (StopCause.DEADLINE, self.deadline),
-        )
-        return next((cause for cause, ranks in causes if ranks), StopCause.NONE)
-
-
-@dataclass
-class Progress:
-    """What a checkpoint remembers of the loop itself; all of it follows from the steps that were done."""
-
-    step: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    evaluation_due: bool = False
-    """The step is done, but not yet its evaluation."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How `Trainer.fit` ended."""
-
-    attempt: int
-    first_step: int
-    """Steps that were already done when it began."""
-    step: int
-    """Steps that are in the newest checkpoint."""
-    stopped_by: StopCause
-    """NONE when the last step is done."""
 
 
 @dataclass
@@ -167,7 +110,7 @@ class Trainer(Generic[Batch]):
         self._started = 0.0
         # On a device the host reads the agreement one step late, so that the device is not waited for.
         self._lag = 1 if self.topology.device.type == "cuda" else 0
-        self._unread: list[tuple[int, Tensor]] = []
+        self._unread: list[tuple[int, AgreementInFlight]] = []
         self._gave_up = False
 
     # ------------------------------------------------------------------ the loop
@@ -177,7 +120,7 @@ class Trainer(Generic[Batch]):
         self._restore()
         first = saved = self.progress.step
         loader = self.open_data(self.progress.consumed_samples)
-        cause = self._read(self._agree(self._vector())).stop
+        cause = AgreementInFlight(self._agree(self._vector())).read().stop
         # Loading is no part of the first step, whose seconds the deadline is reckoned with.
         self._started = time.perf_counter()
         try:
@@ -186,7 +129,8 @@ class Trainer(Generic[Batch]):
             step = self.progress.step
             while cause == StopCause.NONE and step < self.config.num_steps:
                 step += 1
-                self._unread.append((step, self._train_step(step, self._wait_for_data(loader))))
+                agreed = self._train_step(step, self._wait_for_data(loader))
+                self._unread.append((step, AgreementInFlight(agreed)))
                 due = step == self.config.num_steps or step % self.config.save_interval == 0
                 evaluate = self._evaluation_due_after(step)
                 cause = self._settle(0 if due or evaluate else self._lag)
@@ -262,9 +206,6 @@ class Trainer(Generic[Batch]):
     def _agree(self, vector: Tensor) -> Tensor:
         return self.topology.all_reduce(vector)
 
-    def _read(self, vector: Tensor) -> Agreement:
-        return Agreement(*vector.tolist())
-
     def _deadline_is_near(self) -> bool:
         if self.deadline is None or self.topology.rank != 0:
             return False
@@ -274,8 +215,8 @@ class Trainer(Generic[Batch]):
         """Read all but the newest `keep` agreements, note what they say, and return why to stop, if so."""
         cause = StopCause.NONE
         while len(self._unread) > keep:
-            step, vector = self._unread.pop(0)
-            agreement = self._read(vector)
+            step, in_flight = self._unread.pop(0)
+            agreement = in_flight.read()
             cause = max(cause, agreement.stop)
             if agreement.void:
                 self._unread.clear()
@@ -344,7 +285,8 @@ class Trainer(Generic[Batch]):
                     losses = [self.compute_loss(batch) for batch in batches]
                 zero = torch.zeros((), dtype=torch.float64, device=self.topology.device)
                 own = sum((loss.double() for loss, _ in losses), zero)
-                agreement = self._read(self._agree(self._vector(own, sum(count for _, count in losses))))
+                vector = self._vector(own, sum(count for _, count in losses))
+                agreement = AgreementInFlight(self._agree(vector)).read()
                 if agreement.stop != StopCause.NONE:
                     return agreement.stop
                 loss_sum += agreement.loss_sum

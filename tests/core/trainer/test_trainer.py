@@ -18,7 +18,8 @@ from scaling_slurm.core.optimizer.optimizer import Optimizer
 from scaling_slurm.core.pipeline.parallel_module import LayerSpec, ParallelModule
 from scaling_slurm.core.topology.topology import Topology
 from scaling_slurm.core.trainer.preemption import StopCause, StopListener
-from scaling_slurm.core.trainer.trainer import Outcome, Trainer
+from scaling_slurm.core.trainer.state import Outcome
+from scaling_slurm.core.trainer.trainer import Trainer
 from scaling_slurm.errors import JobFailedError
 from scaling_slurm.run_directory import RunDirectory, read_lines
 from tests.support.distributed import run_ranks

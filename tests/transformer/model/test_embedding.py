@@ -30,3 +30,4 @@ def test_dropout_follows_the_positions() -> None:
     assert kept.double().mean().item() == pytest.approx(0.75, abs=0.05)
     swapped, _ = embed(0.25, [9, 5], training=True)
     assert torch.equal(swapped != 0, kept.flip(0))
+    assert not torch.equal(kept[0], kept[1])
