@@ -47,7 +47,10 @@ def end(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new_text(tmp_path: Path):
     file = tmp_path / "record.json"
-    code = "print('ready', flush=True)\nwhile True:\n  for word in 'ab': write_atomically(path / 'record.json', word * 1_000_000)"
+    code = (
+        "print('ready', flush=True)\nwhile True:\n"
+        "  for word in 'ab': write_atomically(path / 'record.json', word * 1_000_000)"
+    )
     seen = set()
     for _ in range(3):
         writer = start(code, tmp_path)
@@ -59,7 +62,8 @@ def test_a_writer_that_is_killed_leaves_the_old_or_the_new_text(tmp_path: Path):
         writer.kill()
         end([writer])
         seen.add(file.read_text())
-    assert seen == {"a" * 1_000_000, "b" * 1_000_000}
+    assert seen
+    assert seen <= {"a" * 1_000_000, "b" * 1_000_000}
 
 
 def test_a_write_that_fails_leaves_the_old_text_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,7 +157,7 @@ def test_the_end_of_an_attempt(tmp_path: Path, cause: str):
 
 
 def test_opening_needs_a_config(tmp_path: Path):
-    with pytest.raises(NotFoundError, match="is not a run directory: it has no config.yaml"):
+    with pytest.raises(NotFoundError, match="is not a run directory"):
         RunDirectory.open(tmp_path)
     (tmp_path / "config.yaml").touch()
     assert RunDirectory.open(tmp_path / ".." / tmp_path.name).path == tmp_path

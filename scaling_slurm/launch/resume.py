@@ -3,17 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scaling_slurm.errors import RefusedError
 from scaling_slurm.launch.plan import JobPlan, plan
 from scaling_slurm.launch.runs import last_job, refuse_live, slurm_of
 from scaling_slurm.launch.submit import carry_out, refuse_problems
 from scaling_slurm.run_directory import RunDirectory, exclusive, read_json
 from scaling_slurm.settings import load_settings
 from scaling_slurm.slurm.cluster import Directive, load_cluster
-from scaling_slurm.transformer.config import RunConfig
-
-FIXED = ("name", "model")
-"""Sections whose change would make the checkpoints those of another run."""
+from scaling_slurm.transformer.config import RunConfig, refuse_another_model
 
 
 @dataclass(frozen=True)
@@ -28,16 +24,10 @@ class Changes:
 
 
 def plan_resume(run: RunDirectory, changes: Changes) -> JobPlan:
-    """The next job of a run; raises ConfigError for changes that its checkpoints cannot follow."""
+    """The next job of a run; raises RefusedError for changes that its checkpoints cannot follow."""
     before = load_settings(RunConfig, run.config_file).value
     config = load_settings(RunConfig, run.config_file, overrides=changes.overrides)
-    for section in FIXED:
-        if getattr(config.value, section) != getattr(before, section):
-            raise RefusedError(
-                f"{section} of {run.id} cannot change: its checkpoints hold the old one",
-                "`scaling submit` starts a new run",
-                "the command line",
-            )
+    refuse_another_model(before, config.value, run.id)
     cluster = load_cluster(changes.cluster or str(run.cluster_file), directives=changes.directives)
     before_job = (last_job(run) or {}) if changes.cluster is None else {}
     return plan(

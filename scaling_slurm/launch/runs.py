@@ -151,6 +151,8 @@ def _status(run: RunDirectory, job: dict[str, Any] | None, info: JobInfo | None,
         state = "FINISHED"
     elif info is not None:
         state, reason = info.state, info.reason or ""
+    elif job is None:
+        state, reason = "UNKNOWN", "started by `scaling train`, not by a scheduler"
     else:
         state = "UNKNOWN"
         reason = "the scheduler cannot be reached" if unreachable else "the scheduler no longer knows the job"
@@ -171,10 +173,11 @@ def _status(run: RunDirectory, job: dict[str, Any] | None, info: JobInfo | None,
 
 
 def refuse_live(run: RunDirectory) -> None:
-    """Raises RefusedError while a job of the run is queued or running."""
-    status = status_of([run])[0]
-    if status.is_live:
+    """Raises RefusedError while a job of the run is queued or running, SchedulerUnreachableError if nobody can tell."""
+    job = last_job(run)
+    info = slurm_of(load_cluster_of(run)).job(str(job["job_id"])) if job else None
+    if info is not None and info.is_live:
         raise RefusedError(
-            f"{run.id} is live: job {status.job_id} is {status.state}",
+            f"{run.id} is live: job {info.job_id} is {info.state}",
             f"`scaling logs -f {run.id}` follows it, `scaling cancel {run.id}` ends it",
         )

@@ -79,7 +79,12 @@ def carry_out(plan: JobPlan, run: RunDirectory) -> str:
     )
     record = {"job_id": job_id, "cluster": plan.cluster.name, "time": time.time()}
     kept = {"account": plan.request.account, "partition": plan.request.partition}
-    append_line(run.jobs_file, record | kept)
+    try:
+        append_line(run.jobs_file, record | kept)
+    except OSError:
+        # A job that its run does not know could be sent a second time.
+        slurm_of(plan.cluster).cancel(job_id)
+        raise
     register(job_id, plan.cluster.name, run)
     run.record_event("submitted", job_id=job_id, cluster=plan.cluster.name)
     return job_id

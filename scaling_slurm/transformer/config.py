@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scaling_slurm.core.config import AllocationConfig, OptimizerConfig, Probability, TopologyConfig, TrainerConfig
+from scaling_slurm.errors import RefusedError
 from scaling_slurm.resources import find, shipped_folder
 from scaling_slurm.settings import Loaded, Settings, load_settings
 
@@ -103,6 +104,19 @@ class RunConfig(Settings):
             name: path.expanduser().absolute() for name in type(data).model_fields if (path := getattr(data, name))
         }
         return self.model_copy(update={"data": data.model_copy(update=paths)})
+
+
+def refuse_another_model(before: RunConfig, after: RunConfig, run_id: str) -> None:
+    """Raises RefusedError for settings that the checkpoints of a run cannot follow."""
+    changed = [section for section in ("name", "model") if getattr(before, section) != getattr(after, section)]
+    if (before.trainer.precision == "float64") != (after.trainer.precision == "float64"):
+        changed.append("trainer.precision")  # its master weights and optimizer state are kept in float64 too
+    if changed:
+        raise RefusedError(
+            f"{' and '.join(changed)} of {run_id} cannot change: its checkpoints hold the old one",
+            "`scaling submit` starts a new run",
+            "the command line",
+        )
 
 
 def load_run(name_or_path: str, overrides: Sequence[str] = ()) -> Loaded[RunConfig]:

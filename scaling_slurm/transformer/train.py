@@ -27,8 +27,8 @@ from scaling_slurm.errors import ConfigError, ExitCode, ScalingError
 from scaling_slurm.log import configure
 from scaling_slurm.rendezvous import Rendezvous, read_rendezvous
 from scaling_slurm.run_directory import Attempt, RunDirectory, exclusive, read_json, record_end, write_atomically
-from scaling_slurm.settings import dump_yaml, fingerprint
-from scaling_slurm.transformer.config import RunConfig, load_run
+from scaling_slurm.settings import dump_yaml, fingerprint, load_settings
+from scaling_slurm.transformer.config import RunConfig, load_run, refuse_another_model
 from scaling_slurm.transformer.flops import peak_flops, training_flops_per_token
 from scaling_slurm.transformer.model.model import build_layers, compute_loss
 
@@ -200,6 +200,8 @@ def train_here(config: RunConfig, run: RunDirectory) -> None:
         if leads:
             run.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(run, "train"))
+            if run.config_file.exists():
+                refuse_another_model(load_settings(RunConfig, run.config_file).value, config, run.id)
             write_atomically(run.config_file, dump_yaml(config))
             run.stop_file.unlink(missing_ok=True)
         outcome = train(config, run, rendezvous, stack.enter_context(StopListener()))

@@ -173,11 +173,11 @@ OTHER = [
 
 
 @pytest.fixture
-def place(local: Workplace) -> Workplace:
+def place(local: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """With a good run file of 2 nodes x 2 ranks, and no variable that says who pays."""
     local.config()
     for name in ("SCALING_ACCOUNT", "SBATCH_ACCOUNT", "NOWHERE_SET"):
-        os.environ.pop(name, None)
+        monkeypatch.delenv(name, raising=False)
     return local
 
 

@@ -39,7 +39,10 @@ def test_changes_go_on_top(tmp_path: Path):
     assert elsewhere.request.account is None
 
 
-@pytest.mark.parametrize(("override", "section"), [("model.num_layers=3", "model"), ("name=other", "name")])
+@pytest.mark.parametrize(
+    ("override", "section"),
+    [("model.num_layers=3", "model"), ("name=other", "name"), ("trainer.precision=float64", r"trainer\.precision")],
+)
 def test_another_model_is_another_run(tmp_path: Path, override: str, section: str):
     with pytest.raises(RefusedError, match=f"{section} of small-1 cannot change.*scaling submit"):
         plan_resume(make_run(tmp_path), Changes([override]))

@@ -57,7 +57,7 @@ def test_a_number_that_was_taken_meanwhile_is_planned_anew(tmp_path: Path):
 def test_a_name_that_was_chosen_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slurm, "test_only", lambda self, script: "")
     run = make_run(tmp_path, "mine")
-    with pytest.raises(RefusedError, match="the run mine exists already.*`scaling resume mine`.*--name"):
+    with pytest.raises(RefusedError, match=r"the run mine exists already.*`scaling resume mine`.*--name"):
         submit(lambda: local_plan(tmp_path, run_id="mine"))
     add_job(run, "7")
     let_scheduler_know(monkeypatch, {"7": "RUNNING"})
@@ -84,7 +84,7 @@ def test_a_refused_submission_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 def test_the_first_problem_is_raised_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slurm, "test_only", refuse)
-    with pytest.raises(ConfigError, match="none.bin and"):
+    with pytest.raises(ConfigError, match=r"none\.bin and"):
         submit(lambda: local_plan(tmp_path, f"data.train={tmp_path}/none"))
     with pytest.raises(ConfigError, match="no path"):
         submit(lambda: local_plan(tmp_path, f"data.train={tmp_path}/none", run_id="a/b"))

@@ -12,6 +12,7 @@ from scaling_slurm.launch import watch
 from scaling_slurm.launch.watch import find_log, follow, rank_log
 from scaling_slurm.run_directory import RunDirectory
 from tests.support.run_records import add_attempt, add_failure, add_job, end_attempt, let_scheduler_know, make_run
+from tests.support.slurm import wait_until
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -83,15 +84,15 @@ def test_followed_over_a_requeue_until_the_end(run: RunDirectory, states: dict[s
     states["7"] = "PENDING"
     texts: list[str] = []
     reader = collect(follow(run, 0), texts)
-    time.sleep(0.05)
     states["7"] = "RUNNING"
     first = add_attempt(run, "7", log="step 1\nste")
+    wait_until(lambda: texts, "the first line")
     time.sleep(0.05)
     assert "".join(texts) == "step 1\n", "a line comes whole"
     with open(run.logs / "attempt-001-rank-00000.log", "a") as log:
         log.write("p 2\n")
     end_attempt(first, "preempted", requeue=True)
-    time.sleep(0.05)
+    wait_until(lambda: "step 2" in "".join(texts), "the second line")
     assert reader.is_alive()
     second = add_attempt(run, "7", log="step 3\n")
     states["7"] = "COMPLETED"

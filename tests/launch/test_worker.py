@@ -150,9 +150,7 @@ def test_a_cancelled_job_does_not_come_back(rank: Callable[..., int], tmp_path: 
     assert "requeue" not in asked(programs)
 
 
-def test_a_stop_file_ends_the_run_in_order(
-    rank: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stop_file_ends_the_run_in_order(rank: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scaling_slurm.core.trainer.preemption.POLL_SECONDS", 0.01)
     run = slurm_run(tmp_path, "trainer.num_steps=1000000")
     run.stop_file.touch()

@@ -1,7 +1,7 @@
 """The training loop: step, agree, evaluate, save, stop. Knows no language model and no scheduler.
 
-Once a step all ranks add up one small vector (see `state.Agreement`). Everything that must be the same on all ranks follows
-from it: the loss, the division by the tokens, the clip factor, the skip of a non-finite step, and when to stop.
+Once a step all ranks add up one small vector (see `state.Agreement`). Everything that must be the same on all ranks
+follows from it: the loss, the division by the tokens, the clip factor, the skip of a non-finite step, and when to stop.
 """
 
 import json
