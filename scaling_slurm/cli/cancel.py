@@ -1,15 +1,16 @@
 """`scaling cancel`: ends a run, after saving or at once."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 
 def cancel(
-    run: Annotated[str, typer.Argument(help="Run, its directory, or a job id.")],
+    run: options.Run,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the step and the save.")] = False,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+    runs: options.Runs = None,
 ) -> None:
     """End a run: it finishes its step, saves, leaves and is not requeued. A queued job leaves the queue."""
     from scaling_slurm.launch.runs import find_run, load_cluster_of, slurm_of, status_of

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 app = typer.Typer(no_args_is_help=True, help="Show a run file as it resolves, or the schema of the files.")
 
 
@@ -17,8 +19,8 @@ class SchemaOf(StrEnum):
 
 @app.command()
 def show(
-    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="As model.num_layers=24.")] = None,
+    config: options.Config,
+    overrides: options.Overrides = None,
     origin: Annotated[bool, typer.Option("--origin", help="Each key with the place that set it.")] = False,
 ) -> None:
     """Print every setting of a run, defaults included, as YAML that can be run again."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 if TYPE_CHECKING:
     from scaling_slurm.transformer.infer import LanguageModel
     from scaling_slurm.transformer.inference.sampling import SamplingConfig
@@ -28,7 +30,7 @@ def infer(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64; by default as trained.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Another tokenizer.json than the run's.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+    runs: options.Runs = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON line for each prompt instead of text.")] = False,
 ) -> None:
     """Generate text from a run's newest checkpoint."""

@@ -1,17 +1,18 @@
 """`scaling logs`: what a run prints."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 
 def logs(
-    run: Annotated[str, typer.Argument(help="Run, its directory, or a job id.")],
+    run: options.Run,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the job has ended, over requeues.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Whose log.")] = 0,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which start of the run; by default the newest.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+    runs: options.Runs = None,
 ) -> None:
     """Print a run's log; with -f as it grows. Exits with 7 when the followed job has failed."""
     from scaling_slurm.launch import watch

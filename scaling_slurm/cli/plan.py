@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from scaling_slurm.cli import options
 
 if TYPE_CHECKING:
     from scaling_slurm.launch.plan import JobPlan
@@ -12,20 +14,16 @@ if TYPE_CHECKING:
 
 
 def plan(
-    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As model.num_layers=24.")
-    ] = None,
-    cluster: Annotated[str, typer.Option(envvar="SCALING_CLUSTER", help="Profile: a name or a file.")] = "local",
-    nodes: Annotated[int | None, typer.Option(min=1, help="allocation.nodes")] = None,
-    time: Annotated[str | None, typer.Option(help="allocation.time, as 24:00:00, 90m or 1d12h")] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays; also $SCALING_ACCOUNT.")] = None,
-    partition: Annotated[str | None, typer.Option(help="By default the profile's.")] = None,
-    sbatch: Annotated[
-        list[str] | None, typer.Option(help="A further #SBATCH option, as reservation=maintenance; can be repeated.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run directory, instead of the numbered one.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default the profile's.")] = None,
+    config: options.Config,
+    overrides: options.Overrides = None,
+    cluster: options.Cluster = "local",
+    nodes: options.Nodes = None,
+    time: options.Time = None,
+    account: options.Account = None,
+    partition: options.Partition = None,
+    sbatch: options.Sbatch = None,
+    name: options.Name = None,
+    runs: options.Runs = None,
 ) -> None:
     """Show layout, batch, memory, cost and job script; problems go to stderr and decide the exit code."""
     show(plan_from_options(config, overrides, cluster, nodes, time, account, partition, sbatch, name, runs))

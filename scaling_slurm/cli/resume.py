@@ -1,25 +1,24 @@
 """`scaling resume`: continues a run with a new job."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 
 def resume(
-    run: Annotated[str, typer.Argument(help="Run, its directory, or the id of one of its jobs.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As trainer.num_steps=20000.")
-    ] = None,
+    run: options.Run,
+    overrides: options.Overrides = None,
     cluster: Annotated[str | None, typer.Option(help="Another profile than the last one.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="allocation.nodes")] = None,
-    time: Annotated[str | None, typer.Option(help="allocation.time, as 24:00:00, 90m or 1d12h")] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays; by default as before.")] = None,
-    partition: Annotated[str | None, typer.Option(help="By default as before.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="A further #SBATCH option, as name=value.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the job id only.")] = False,
+    nodes: options.Nodes = None,
+    time: options.Time = None,
+    account: options.Account = None,
+    partition: options.Partition = None,
+    sbatch: options.Sbatch = None,
+    runs: options.Runs = None,
+    dry_run: options.DryRun = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint. Refuses while a job of the run is live."""
     from scaling_slurm.cli.plan import allocation_overrides, parse_directives, show

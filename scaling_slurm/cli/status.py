@@ -1,15 +1,16 @@
 """`scaling status`: how runs are."""
 
 import json as json_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 
 def status(
     run: Annotated[str | None, typer.Argument(help="Run, its directory, or a job id; by default all runs.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+    runs: options.Runs = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON line for each run, on stdout.")] = False,
 ) -> None:
     """Show state, step and speed of one run or of all."""

@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
+from scaling_slurm.cli import options
+
 
 def train(
-    config: Annotated[str, typer.Argument(help="Run file, or the name of one.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As model.num_layers=24.")
-    ] = None,
+    config: options.Config,
+    overrides: options.Overrides = None,
     run: Annotated[
         Path | None, typer.Option("--run", help="Run directory; by default named by the config, so that it continues.")
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; by default $SCALING_RUNS or ./runs.")] = None,
+    runs: options.Runs = None,
 ) -> None:
     """Train in this process, or as one rank under torchrun or srun. The same command again continues the run."""
     from scaling_slurm.run_directory import RunDirectory
