@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     JOB_FAILED = 7
     REFUSED = 8
     REQUEUE = 75
-    """A rank saved, wants its job to be requeued, and could not ask for it: the job script does."""
+    """Rank 0 saved, and the job script is to requeue the job."""
     INTERRUPTED = 130
 
 

@@ -30,12 +30,14 @@ def shipped_folder(kind: Kind) -> Path:
 
 
 def search_path(kind: Kind) -> list[Path]:
-    """The folders where a name is looked for, in order; they need not exist. The first is the working directory's."""
-    folders = [Path(kind), user_folder() / kind, shipped_folder(kind)]
-    once: dict[Path, Path] = {}
-    for folder in folders:
-        once.setdefault(folder.resolve(), folder)
-    return list(once.values())
+    """The folders where a name is looked for, in order; they need not exist.
+
+    The working directory's comes first, unless it is the shipped one, as in a checkout: then the user's own goes first.
+    """
+    here, shipped = Path(kind), shipped_folder(kind)
+    if here.resolve() == shipped.resolve():
+        return [user_folder() / kind, here]
+    return [here, user_folder() / kind, shipped]
 
 
 def list_names(kind: Kind) -> dict[str, Path]:

@@ -121,8 +121,8 @@ class Attempt:
 
     def failures(self) -> list[dict[str, Any]]:
         """All ranks' last words, earliest first."""
-        records = [json.loads(path.read_text()) for path in self.path.glob("failure-rank-*.json")]
-        return sorted(records, key=lambda record: float(record["time"]))
+        records = (read_json(path) for path in self.path.glob("failure-rank-*.json"))
+        return sorted((record for record in records if record is not None), key=lambda record: float(record["time"]))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -291,3 +291,25 @@ def record_end(
         write_atomically(run.finished_file, json.dumps({"time": time.time(), "step": step}))
     what = "finished" if cause == "finished" else f"stopped ({cause})"
     log.info("%s after step %d%s", what, step, reason and f": {reason}")
+
+
+def record_failure(
+    attempt: Attempt, rank: int, error: str, *, traceback: str = "", is_consequence: bool = False
+) -> None:
+    """Write a rank's last words; a full disk takes them away, and raises nothing.
+
+    Args:
+        is_consequence: Another rank failed first, and this one only lost it.
+    """
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "host": os.uname().nodename,
+        "error": error,
+        "consequence": is_consequence,
+        "traceback": traceback,
+    }
+    try:
+        write_atomically(attempt.failure_file(rank), json.dumps(record))
+    except OSError as problem:
+        log.error("cannot write %s: %s", attempt.failure_file(rank), problem.strerror)

@@ -65,13 +65,17 @@ def _all_keys(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, st
 
 
 def explain(error: ValidationError, model: type[BaseModel], tree: Tree) -> ConfigError:
-    """The first problems, a line each; tree is what was validated."""
-    problems = [_explain(details, model, tree) for details in error.errors(include_url=False)]
+    """The first problems, a line each; tree is what was validated.
+
+    Unknown keys come first: one that is mistyped is also why another one is missing.
+    """
+    found = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
+    problems = [_explain(details, model, tree) for details in found]
     if len(problems) == 1:
         return problems[0]
     lines = [str(problem) for problem in problems[:SHOWN_PROBLEMS]]
     if len(problems) > SHOWN_PROBLEMS:
-        lines.append(f"and {len(problems) - SHOWN_PROBLEMS} more")
+        lines.append(f"and {len(problems) - SHOWN_PROBLEMS} more problems")
     return ConfigError("\n".join(lines))
 
 
@@ -95,6 +99,8 @@ def _explain(details: ErrorDetails, model: type[BaseModel], tree: Tree) -> Confi
             section = _section_at(model, keys)
             needs = [key for key, part in section.model_fields.items() if part.is_required()] if section else []
             right = f"add a section with {', '.join(needs)}" if needs else "add it"
+            if field and field.description and not needs:
+                right += ": " + " ".join(field.description.split()).rstrip(".")
             return ConfigError(f"{name} is missing", right, found.origin)
         case "extra_forbidden":
             return ConfigError(f"unknown key {name}", _nearest(model, keys), found.origin)

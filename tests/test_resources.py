@@ -76,9 +76,11 @@ def test_user_folder(monkeypatch: pytest.MonkeyPatch, scaling_home: str, xdg: st
     assert resources.user_folder() == Path(expected)
 
 
-def test_a_folder_is_searched_once(folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_checkout_the_users_own_goes_before_the_shipped(
+    folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folders[2].parent)
-    assert resources.search_path("clusters") == [Path("clusters"), folders[1]]
+    assert resources.search_path("clusters") == [folders[1], Path("clusters")]
 
 
 def refused(name: str) -> str:

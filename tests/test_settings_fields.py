@@ -14,6 +14,9 @@ from scaling_slurm.settings_fields import annotation_below, takes_none
 
 class Model(Settings):
     num_layers: PositiveInt
+    """Blocks,
+    one above the other.
+    """
     width: int = 8
     activation: Literal["silu", "gelu"] = "silu"
 
@@ -99,7 +102,7 @@ class TestMessages:
 
     def test_missing_key_names_the_line_of_its_section(self, write: Write) -> None:
         text = message(write("name: tiny\nsteps: 3\nmodel:\n  width: 3\n"), "model.activation=gelu")
-        assert text == "model.num_layers is missing; add it; run.yaml:3"
+        assert text == "model.num_layers is missing; add it: Blocks, one above the other; run.yaml:3"
 
     def test_missing_section_says_what_it_needs(self, write: Write) -> None:
         assert message(write("name: tiny\n")) == "model is missing; add a section with num_layers; run.yaml:1"
@@ -133,12 +136,19 @@ class TestMessages:
 
     def test_all_problems_a_line_each(self, write: Write) -> None:
         lines = message(write(SMALL), "steps=a", "nme=b", "model.width=c").splitlines()
-        assert [line.split(";")[0] for line in lines] == ['model.width is "c"', 'steps is "a"', "unknown key nme"]
+        assert [line.split(";")[0] for line in lines] == ["unknown key nme", 'model.width is "c"', 'steps is "a"']
+
+    def test_unknown_keys_come_first_for_they_may_be_what_is_missing(self, write: Write) -> None:
+        text = message(write("nam: tiny\nmodel:\n  num_layer: 2\n"), "steps=a").splitlines()
+        assert [line.split(";")[0] for line in text] == [
+            "unknown key model.num_layer", "unknown key nam", "name is missing", "model.num_layers is missing",
+            'steps is "a"',
+        ]  # fmt: skip
 
     def test_no_more_than_five(self, write: Write) -> None:
         lines = message(write(SMALL), *[f"zzz{number}=1" for number in range(7)]).splitlines()
         assert len(lines) == 6
-        assert lines[-1] == "and 2 more"
+        assert lines[-1] == "and 2 more problems"
 
 
 @pytest.mark.parametrize(

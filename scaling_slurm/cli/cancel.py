@@ -12,7 +12,10 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the step and the save.")] = False,
     runs: options.Runs = None,
 ) -> None:
-    """End a run: it finishes its step, saves, leaves and is not requeued. A queued job leaves the queue."""
+    """End a run after its current step, or at once.
+
+    It finishes its step, saves, leaves and is not requeued. A queued job leaves the queue.
+    """
     from scaling_slurm.launch.runs import find_run, load_cluster_of, slurm_of, status_of
 
     found = find_run(run, runs and runs.absolute())

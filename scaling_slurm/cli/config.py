@@ -1,6 +1,5 @@
 """`scaling config`: shows what a run file resolves to, and the schema of the files that a user writes."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -8,13 +7,6 @@ import typer
 from scaling_slurm.cli import options
 
 app = typer.Typer(no_args_is_help=True, help="Show a run file as it resolves, or the schema of the files.")
-
-
-class SchemaOf(StrEnum):
-    """The files that have a schema."""
-
-    RUN = "run"
-    CLUSTER = "cluster"
 
 
 @app.command()
@@ -40,21 +32,24 @@ def show(
 
 
 @app.command()
-def schema(of: Annotated[SchemaOf, typer.Argument(help="Which file.")] = SchemaOf.RUN) -> None:
+def schema(of: Annotated[str, typer.Argument(metavar="[run|cluster]", help="Which file.")] = "run") -> None:
     """Print the JSON Schema of run files or cluster profiles, for editors."""
     import json
 
+    from scaling_slurm.errors import ConfigError
     from scaling_slurm.settings import Settings
 
     model: type[Settings]
-    if of is SchemaOf.RUN:
+    if of == "run":
         from scaling_slurm.transformer.config import RunConfig
 
         model = RunConfig
-    else:
+    elif of == "cluster":
         from scaling_slurm.slurm.cluster import ClusterProfile
 
         model = ClusterProfile
+    else:
+        raise ConfigError(f"there is no schema of {of!r}", "there are run, of run files, and cluster, of profiles")
     contents = model.model_json_schema()
     files = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     contents["properties"]["extends"] = {"description": "Files that this one builds on; later ones win.", **files}

@@ -60,7 +60,8 @@ app.add_typer(config.app, name="config")
 def _report(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    for line in message.splitlines() or [""]:
+        print(f"error: {line}", file=sys.stderr)
 
 
 def _report_usage(error: Any) -> None:
@@ -73,7 +74,7 @@ def _report_usage(error: Any) -> None:
 
 
 def main() -> None:
-    """The console script: runs a verb and exits with its code; an error is one message, without traceback."""
+    """The console script: runs a verb and exits with its code; an error is a line a problem, without traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # may stand anywhere
     debug = len(arguments) < len(sys.argv) - 1 or os.environ.get("SCALING_DEBUG", "0") not in ("", "0")
     try:

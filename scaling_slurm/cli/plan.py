@@ -25,7 +25,11 @@ def plan(
     name: options.Name = None,
     runs: options.Runs = None,
 ) -> None:
-    """Show layout, batch, memory, cost and job script; problems go to stderr and decide the exit code."""
+    """Show what a submission would do, and send nothing.
+
+    Prints layout, batch, memory, cost and job script. Problems of the request go to stderr and exit with their code;
+    what is only not ready on this machine is listed there too and exits 0.
+    """
     show(plan_from_options(config, overrides, cluster, nodes, time, account, partition, sbatch, name, runs))
 
 

@@ -20,21 +20,22 @@ def prepare(
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json.")] = None,
     validation: Annotated[float, typer.Option(help="Share of the documents to hold out; 0 for none.")] = 0.01,
-    seed: Annotated[int, typer.Option(min=0, help="Keys the order of the documents.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Each seed puts the documents into another order.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads; by default one for each core.")] = None,
     suffix: Annotated[
-        list[str] | None, typer.Option(help="Of the files to take from folders, as .py; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Take only files from folders whose names end so, as .py. Can be repeated."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB", help="Names or relative paths to leave out of folders; may be repeated."),
+        typer.Option(metavar="GLOB", help="Leave out names or relative paths in folders. Can be repeated."),
     ] = None,
     key: Annotated[str, typer.Option(help="Where a JSON line has its text.")] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the files of an earlier run.")] = False,
 ) -> None:
-    """Tokenise text, shuffle its documents and write Megatron-style token files for training.
+    """Turn text into shuffled token files for training.
 
-    In folders, hidden files and files that are not UTF-8 are left out.
+    The files are in Megatron-LM's indexed format. In folders, hidden files and files that are not UTF-8 are left out.
     """
     import os
     import signal
@@ -73,11 +74,14 @@ def prepare(
         f"{out}: {prepared.documents:,} documents, {prepared.tokens:,} tokens of "
         f"{prepared.bytes / prepared.tokens:.2f} bytes in {seconds:.1f} s, {prepared.tokens / seconds:,.0f} tokens/s"
     )
-    if corpus.num_undecodable or corpus.num_empty:
-        typer.echo(f"left out: {corpus.num_undecodable} files that are not UTF-8, {corpus.num_empty} empty documents")
+    if left_out := corpus.left_out():
+        typer.echo(f"left out: {left_out}")
+    if train_tokenizer is not None and prepared.vocab_size < train_tokenizer:
+        typer.echo(f"asked for {train_tokenizer:,} ids, the corpus yields {prepared.vocab_size:,}")
     if validation and "validation" not in prepared.files:
         typer.echo("no validation set: one document cannot be split")
-    typer.echo("\nFor the run file:\ndata:")
+    relative = "" if out.is_absolute() else "  # relative to the directory where scaling is called"
+    typer.echo(f"\nFor the run file:\ndata:{relative}")
     for name in sorted(prepared.files):
         typer.echo(f"  {name}: {out / name}  # {prepared.files[name].tokens:,} tokens")
     typer.echo(f"model:\n  vocab_size: {prepared.vocab_size}")

@@ -22,9 +22,11 @@ def resume(
 ) -> None:
     """Continue a run from its newest complete checkpoint. Refuses while a job of the run is live."""
     from scaling_slurm.cli.plan import allocation_overrides, parse_directives, show
+    from scaling_slurm.core.checkpoint.directory import CheckpointDirectory
+    from scaling_slurm.errors import ScalingError
     from scaling_slurm.launch.resume import Changes, is_finished, plan_resume
     from scaling_slurm.launch.resume import resume as send
-    from scaling_slurm.launch.runs import find_run
+    from scaling_slurm.launch.runs import find_run, refuse_live
 
     found = find_run(run, runs and runs.absolute())
     changes = Changes(
@@ -37,10 +39,16 @@ def resume(
         return
     if dry_run:
         show(planned)
+        try:
+            refuse_live(found)
+        except ScalingError as error:
+            typer.echo(f"not ready to submit: {error}", err=True)
         return
     planned, job_id = send(found, changes)
     if quiet:
         typer.echo(job_id)
         return
-    typer.echo(f"job {job_id} on {planned.cluster.name} continues run {planned.run_id}")
+    committed = CheckpointDirectory(found.checkpoints).committed()
+    after = f"after step {committed[0].step}" if committed else "from the start: it has no checkpoint"
+    typer.echo(f"job {job_id} on {planned.cluster.name} continues run {planned.run_id} {after}")
     typer.echo(f"follow     scaling logs -f {planned.run_id}")

@@ -20,7 +20,7 @@ def status(
     found = [find_run(run, root)] if run is not None else list_runs(root)
     if not found:
         typer.echo(f"no runs under {root}", err=True)
-    rows = [("RUN", "JOB", "STATE", "STEP", "TOKENS/S", "ATTEMPTS", "REASON")]
+    rows = [("RUN", "JOB", "STATE", "STEP", "LOSS", "TOKENS/S", "ATTEMPTS", "REASON")]
     for one in status_of(found):
         if json:
             record = {
@@ -30,15 +30,16 @@ def status(
                 "state": one.state,
                 "step": one.step,
                 "num_steps": one.num_steps,
+                "loss": one.loss,
                 "tokens_per_second": one.tokens_per_second,
                 "attempts": one.attempts,
                 "reason": one.reason,
             }
             typer.echo(json_module.dumps(record))
         speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        rows.append(
-            (one.run.id, one.job_id, one.state, f"{one.step}/{one.num_steps}", speed, str(one.attempts), one.reason)
-        )
+        loss = "" if one.loss is None else f"{one.loss:.4f}"
+        step = f"{one.step}/{one.num_steps}"
+        rows.append((one.run.id, one.job_id, one.state, step, loss, speed, str(one.attempts), one.reason))
     if not json and len(rows) > 1:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:

@@ -24,7 +24,10 @@ def submit(
     dry_run: options.DryRun = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Send a run to a cluster, or with --cluster local start it on this machine; returns at once."""
+    """Send a run to a cluster, or start it on this machine.
+
+    Without --cluster it starts here, as with --cluster local. Returns at once.
+    """
     from scaling_slurm.cli.plan import plan_from_options, show
 
     def make_plan() -> "JobPlan":

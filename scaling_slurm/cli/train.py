@@ -22,6 +22,11 @@ def train(
 
     resolved = load_run(config, overrides or ()).value.with_absolute_paths()
 
+    if run is not None and (run / "jobs.jsonl").exists():
+        from scaling_slurm.launch.runs import refuse_live
+
+        refuse_live(RunDirectory(run.resolve()))
+
     from scaling_slurm.transformer.train import default_run, train_here
 
     train_here(resolved, RunDirectory(run.resolve()) if run is not None else default_run(resolved, runs))

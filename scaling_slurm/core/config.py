@@ -86,8 +86,8 @@ class TrainerConfig(Settings):
     """Steps between checkpoints; the last step is always saved."""
     evaluation_interval: PositiveInt | None = None
     """Steps between passes over the validation set; None: never."""
-    evaluation_steps: PositiveInt = 8
-    """Global batches of one evaluation; at most the whole validation set."""
+    evaluation_samples: PositiveInt | None = None
+    """Sequences of one evaluation, the same ones whatever the batch size; by default the whole validation set."""
     log_interval: PositiveInt = 1
     """Steps between lines on the console; metrics.jsonl has every step."""
     max_skipped_steps: PositiveInt = 20

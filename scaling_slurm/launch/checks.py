@@ -164,6 +164,11 @@ def find_notes(
     tokenizer = config.data.train.with_name("tokenizer.json")
     if config.data.tokenizer is None and not tokenizer.is_file():
         yield f"{tokenizer} not found: training does not need it, `scaling infer` will"
+    if config.optimizer.warmup_steps > config.trainer.num_steps:
+        yield (
+            f"the run ends in its warm-up: optimizer.warmup_steps {config.optimizer.warmup_steps} is above "
+            f"trainer.num_steps {config.trainer.num_steps}"
+        )
     if request.time is None:
         yield "no time limit is set, so the site's default counts; --time sets one"
     if not request.requeue:

@@ -3,12 +3,13 @@
 Reads the ranks' last words and srun's own lines in the job log. Run by the job script after srun has failed.
 """
 
+import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaling_slurm.run_directory import Attempt, RunDirectory, read_json
+from scaling_slurm.run_directory import Attempt, RunDirectory, read_json, read_lines
 
 SIGNALS = {
     "Killed": "SIGKILL",
@@ -19,6 +20,7 @@ SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Out Of Memory": "the out-of-memory killer",
 }
+NO_WORD = "srun failed, but no rank left a word"
 _TASK = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<what>[^(\n]+)")
 
 
@@ -44,7 +46,7 @@ class Failure:
 
 
 def explain(run: RunDirectory, attempt: Attempt) -> Failure | None:
-    """What is known of an attempt's failure; None when nothing points to one."""
+    """What is known of an attempt's failure, at least that its job script saw it; None when nothing points to one."""
     causes, traceback, consequences = [], "", 0
     told = set()
     for record in attempt.failures():
@@ -63,7 +65,10 @@ def explain(run: RunDirectory, attempt: Attempt) -> Failure | None:
     # srun ends the others with SIGTERM once one has failed, so a SIGTERM alone is no cause.
     killed = [line for line in killed if not line.endswith("SIGTERM")] or ([] if causes or consequences else killed)
     if not (causes or killed or consequences):
-        return None
+        events = (event for event in read_lines(run.events_file) if event.get("event") == "failed")
+        causes = [str(event["cause"]) for event in events if event.get("attempt") == attempt.number][-1:]
+        if not causes:
+            return None
     return Failure(tuple(causes + killed), traceback, consequences)
 
 
@@ -98,8 +103,10 @@ def main(run_directory: str, attempt: str) -> None:
         print(f"stopped ({end['cause']}) after step {end['step']}: {end['reason'] or 'on request'}", file=sys.stderr)
         return
     failure = explain(run, run.attempt(int(attempt)))
-    print(f"error: {failure.describe() if failure else 'srun failed, but no rank left a word'}", file=sys.stderr)
-    run.record_event("failed", attempt=int(attempt), cause=failure.headline if failure else "unknown")
+    if failure is None and os.statvfs(run.path).f_bavail == 0:
+        failure = Failure((f"the file system of {run.path} is full",), "", 0)
+    print(f"error: {failure.describe() if failure else NO_WORD}", file=sys.stderr)
+    run.record_event("failed", attempt=int(attempt), cause=failure.headline if failure else NO_WORD)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from scaling_slurm.settings import Loaded, fingerprint
 from scaling_slurm.slurm.cluster import ClusterProfile
 from scaling_slurm.slurm.executor import task_command
 from scaling_slurm.slurm.job import JobRequest, build_request, find_problems
-from scaling_slurm.slurm.template import render
+from scaling_slurm.slurm.template import find_template, render
 from scaling_slurm.transformer.config import RunConfig
 from scaling_slurm.transformer.flops import (
     MemoryEstimate,
@@ -50,6 +50,8 @@ class JobPlan:
     memory: MemoryEstimate
     python: tuple[str, ...]
     """Words of the command that starts Python in the job."""
+    profile_file: Path
+    template_file: Path
     command: str
     """What srun runs in each task, as shell text."""
     script: str
@@ -104,8 +106,13 @@ def plan(
     runs_root = runs_root.absolute()
     directory = RunDirectory(runs_root / (next_run_id(config, runs_root) if run_id is None else run_id))
     request = _request(config, profile, directory, account, partition, environ)
-    layout = derive_layout(config.topology, request.num_tasks)
-    batch = derive_batch(config.trainer, layout)
+    site_problems = find_problems(request, profile)
+    try:
+        layout = derive_layout(config.topology, request.num_tasks)
+        batch = derive_batch(config.trainer, layout)
+    except ConfigError as error:
+        # Too many nodes do not fit the batch either, and only the first is the mistake.
+        raise (site_problems or [error])[0] from None
     memory = estimate_memory(
         config.model,
         layout,
@@ -126,11 +133,13 @@ def plan(
         memory=memory,
         python=python,
         command=command,
+        profile_file=cluster.path,
+        template_file=find_template("train"),
         script=render("train", script_context(request, profile, directory, python, command)),
         problems=(
             *checks.model_problems(config.model, layout),
             *checks.data_problems(config.data, config.model.vocab_size),
-            *find_problems(request, profile),
+            *site_problems,
             *checks.memory_problems(memory, profile),
             *checks.path_problems(directory.path, runs_root),
         ),
@@ -213,6 +222,8 @@ def describe(job: JobPlan) -> str:
         "run": job.run_id,
         "directory": str(job.run_directory),
         "cluster": f"{job.cluster.name}: {job.cluster.description}",
+        "profile": str(job.profile_file),
+        "template": str(job.template_file),
         "job": f"{request.nodes} nodes x {request.tasks_per_node} ranks{gpus}; limit {limit}",
         "charged to": f"account {request.account or '-'}, partition {request.partition or '-'}",
         "cost at the limit": cost,
@@ -221,7 +232,7 @@ def describe(job: JobPlan) -> str:
         "batch": f"{batch.global_batch_size} sequences = {batch.micro_batch_size} micro x "
         f"{batch.accumulation} accumulated x {layout.data} data; {job.tokens_per_step:,} tokens a step",
         "length": f"{config.trainer.num_steps:,} steps, {config.trainer.num_steps * job.tokens_per_step:,} tokens",
-        "parameters": f"{job.parameters.total:,}, {job.parameters.matmul:,} of them multiplied by every token",
+        "parameters": f"{job.parameters.total:,}, of which {job.parameters.matmul:,} are multiplied with each token",
         "compute": f"{job.flops_per_token / 1e9:,.3g} GFLOP a token, {flops / 1e15:,.3g} PFLOP a step",
         "memory a rank": f"{gib(memory.total)} = {gib(memory.weights)} weights + {gib(memory.gradients)} gradients + "
         f"{gib(memory.optimizer)} optimizer + {gib(memory.activations)} activations + {gib(memory.loss)} loss",

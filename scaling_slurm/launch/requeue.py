@@ -66,7 +66,8 @@ def check_progress(run: RunDirectory, attempt: Attempt, config: RequeueConfig, j
         step: Of the newest checkpoint, 0 without one.
     """
     earlier = [other for other in run.list_attempts() if other.number < attempt.number]
-    same_job = [other for other in earlier if (read_json(other.job_file) or {}).get("job_id") == job_id]
+    # An attempt that died before its first word is taken for one of this job: the job script had only just begun it.
+    same_job = [other for other in earlier if (read_json(other.job_file) or {"job_id": job_id})["job_id"] == job_id]
     lost = [other for other in same_job if not other.end_file.exists()]
     if len(lost) > config.max_node_failures:
         raise RefusedError(
@@ -76,12 +77,14 @@ def check_progress(run: RunDirectory, attempt: Attempt, config: RequeueConfig, j
         )
     stuck = 0
     for other in reversed(same_job):
+        if (read_json(other.end_file) or {}).get("cause") == "preempted":
+            continue  # says nothing about this run; max_preemptions bounds these
         if (read_json(other.start_file) or {"step": step})["step"] < step:
             break
         stuck += 1
     if stuck >= config.max_without_progress:
         raise RefusedError(
             f"{stuck} attempts of job {job_id} in a row ended at step {step} without a new checkpoint",
-            "a time limit that allows loading, one step and saving; then `scaling resume`",
+            "the time limit must allow loading, one step and saving: see the logs, then `scaling resume`",
             "--time, or trainer.requeue.max_without_progress in the run file",
         )

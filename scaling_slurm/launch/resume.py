@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scaling_slurm.errors import ConfigError
 from scaling_slurm.launch.plan import JobPlan, plan
 from scaling_slurm.launch.runs import last_job, refuse_live, slurm_of
 from scaling_slurm.launch.submit import carry_out, refuse_problems
@@ -25,6 +26,11 @@ class Changes:
 
 def plan_resume(run: RunDirectory, changes: Changes) -> JobPlan:
     """The next job of a run; raises RefusedError for changes that its checkpoints cannot follow."""
+    if changes.cluster is None and not run.cluster_file.exists():
+        raise ConfigError(
+            f"{run.id} was trained here, not submitted",
+            "`scaling train CONFIG --run DIRECTORY` continues it, or a job on the cluster that --cluster names",
+        )
     before = load_settings(RunConfig, run.config_file).value
     config = load_settings(RunConfig, run.config_file, overrides=changes.overrides)
     refuse_another_model(before, config.value, run.id)

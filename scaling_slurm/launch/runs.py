@@ -18,8 +18,13 @@ from scaling_slurm.slurm.commands import Slurm
 from scaling_slurm.slurm.job_info import FINISHED, JobInfo
 from scaling_slurm.slurm.local_scheduler.programs import install_programs
 
-NOT_LIVE = FINISHED | {"FINISHED", "UNKNOWN"}
+NOT_LIVE = FINISHED | {"FINISHED", "STOPPED", "UNKNOWN"}
 """States of a run that has no job any more; a state of Slurm's that we do not know counts as live."""
+
+
+RECENT_STEPS = 20
+ENDS = {"stop_file": "on request", "cancelled": "its job was cancelled", "time_limit": "time limit"}
+"""How an attempt ended, for people."""
 
 
 def runs_root(option: Path | None, cluster: ClusterProfile | None = None) -> Path:
@@ -107,10 +112,14 @@ class RunStatus:
     run: RunDirectory
     job_id: str
     state: str
-    """Slurm's word, FINISHED once the last step is in a checkpoint, UNKNOWN where nobody can tell."""
+    """Slurm's word; FINISHED once the last step is in a checkpoint; STOPPED if it saved and left in order before that;
+    UNKNOWN where nobody can tell."""
     step: int
     num_steps: int
+    loss: float | None
+    """Of the last step."""
     tokens_per_second: float | None
+    """Over the last steps."""
     attempts: int
     reason: str
 
@@ -145,10 +154,17 @@ def _status(run: RunDirectory, job: dict[str, Any] | None, info: JobInfo | None,
     config = load_settings(RunConfig, run.config_file).value
     records = [record for record in read_lines(run.metrics_file) if record.get("kind") == "training"]
     last = records[-1] if records else {}
+    recent = records[-RECENT_STEPS:]
+    seconds = sum(record.get("step_seconds", 0.0) for record in recent)
     attempts = run.list_attempts()
+    end = read_json(attempts[-1].end_file) if attempts else None
+    has_ended = info is None or not info.is_live
     reason = ""
-    if run.finished_file.exists() and (info is None or not info.is_live):
+    finished = read_json(run.finished_file)
+    if finished is not None and finished["step"] >= config.trainer.num_steps and has_ended:
         state = "FINISHED"
+    elif has_ended and end is not None and not end["requeue"]:
+        state, reason = "STOPPED", f"{ENDS.get(end['cause'], end['cause'])}; `scaling resume` continues it"
     elif info is not None:
         state, reason = info.state, info.reason or ""
     elif job is None:
@@ -156,17 +172,16 @@ def _status(run: RunDirectory, job: dict[str, Any] | None, info: JobInfo | None,
     else:
         state = "UNKNOWN"
         reason = "the scheduler cannot be reached" if unreachable else "the scheduler no longer knows the job"
-    if attempts and state in NOT_LIVE - {"FINISHED"}:
-        end = read_json(attempts[-1].end_file)
-        failure = explain(run, attempts[-1])
-        reason = failure.headline if failure else f"stopped: {end['cause']}" if end else reason
+    if attempts and state in NOT_LIVE - {"FINISHED", "STOPPED"} and (failure := explain(run, attempts[-1])):
+        reason = failure.headline
     return RunStatus(
         run,
         str(job["job_id"]) if job else "",
         state,
         int(last.get("step", 0)),
         config.trainer.num_steps,
-        last.get("tokens_per_second"),
+        last.get("loss"),
+        sum(record.get("tokens", 0.0) for record in recent) / seconds if seconds else None,
         len(attempts),
         reason,
     )

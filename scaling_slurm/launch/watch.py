@@ -10,7 +10,7 @@ from pathlib import Path
 from scaling_slurm.errors import JobFailedError, NotFoundError
 from scaling_slurm.launch.failure import explain
 from scaling_slurm.launch.runs import RunStatus, last_job, load_cluster_of, status_of
-from scaling_slurm.run_directory import Attempt, RunDirectory, read_json
+from scaling_slurm.run_directory import RunDirectory, read_json
 
 READ_SECONDS = 0.3
 
@@ -18,6 +18,10 @@ READ_SECONDS = 0.3
 def find_log(run: RunDirectory, attempt: int | None, rank: int) -> Path:
     """A rank's log of an attempt (by default the newest); raises NotFoundError and names what is there."""
     attempts = run.list_attempts()
+    if not run.logs.is_dir():
+        raise NotFoundError(
+            f"{run.id} was trained without a job and has no logs", f"its numbers are in {run.metrics_file}"
+        )
     if not attempts:
         job = last_job(run)
         state = status_of([run])[0].state if job else "not submitted"
@@ -83,17 +87,14 @@ def _first_to_show(run: RunDirectory) -> int:
 def raise_if_failed(run: RunDirectory, status: RunStatus) -> None:
     """Raises JobFailedError unless the run is finished or was stopped on request."""
     attempts = run.list_attempts()
-    if status.state == "FINISHED" or (attempts and _stopped_on_request(attempts[-1])):
+    end = read_json(attempts[-1].end_file) if attempts else None
+    if status.state == "FINISHED" or (end is not None and end["cause"] in ("stop_file", "cancelled")):
         return
     failure = explain(run, attempts[-1]) if attempts else None
     raise JobFailedError(
         f"{run.id} is {status.state}: {failure.headline if failure else status.reason or 'no reason is known'}",
         where=f"logs in {run.logs}; `scaling resume {run.id}` continues from the newest checkpoint",
     )
-
-
-def _stopped_on_request(attempt: Attempt) -> bool:
-    return (read_json(attempt.end_file) or {}).get("cause") in ("stop_file", "cancelled")
 
 
 def _ended(run: RunDirectory, attempt: int) -> bool:

@@ -16,12 +16,12 @@ from typing import NoReturn
 
 from scaling_slurm.core.checkpoint.directory import CheckpointDirectory
 from scaling_slurm.core.trainer.preemption import StopListener
-from scaling_slurm.errors import ExitCode, ScalingError, SchedulerRefusedError, SchedulerUnreachableError
+from scaling_slurm.errors import ConfigError, ExitCode, ScalingError, SchedulerRefusedError, SchedulerUnreachableError
 from scaling_slurm.launch.requeue import Decision, check_progress, classify, decide
 from scaling_slurm.launch.runs import slurm_of
 from scaling_slurm.log import configure
 from scaling_slurm.rendezvous import Rendezvous, read_rendezvous
-from scaling_slurm.run_directory import Attempt, RunDirectory, record_end, write_atomically
+from scaling_slurm.run_directory import Attempt, RunDirectory, record_end, record_failure, write_atomically
 from scaling_slurm.settings import load_settings
 from scaling_slurm.slurm.cluster import ClusterProfile
 from scaling_slurm.slurm.commands import Slurm
@@ -74,9 +74,9 @@ def _train_in_job(
 
     from scaling_slurm.transformer.train import train
 
+    refuse_missing_gpu(cluster)
     outcome = train(config, run, rendezvous, listener, attempt=attempt, deadline=deadline)
     if not leads:
-        # The others leave in order; rank 0's requeue, or the end of the job, does not wait for them.
         return ExitCode.OK
     cause = classify(
         outcome.stopped_by,
@@ -86,7 +86,20 @@ def _train_in_job(
     )
     decision = decide(cause, run, attempt, config.trainer.requeue, in_job=bool(job_id) and cluster.requeue_allowed)
     record_end(run, attempt, decision.cause, outcome.step, requeue=decision.requeue, reason=decision.reason)
-    return _leave_job(decision, attempt, slurm, job_id)
+    return _exit_code(decision, attempt)
+
+
+def refuse_missing_gpu(cluster: ClusterProfile) -> None:
+    """Raises ConfigError where the site promises GPUs and this rank sees none: it would train on the CPU, unnoticed."""
+    import torch
+
+    if cluster.gpu.per_node and torch.cuda.device_count() == 0:
+        raise ConfigError(
+            f"nodes of {cluster.name} have {cluster.gpu.per_node} GPUs, but this rank sees none",
+            f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}; PyTorch {torch.__version__} "
+            "must fit the driver",
+            "env, modules and setup in the cluster profile",
+        )
 
 
 def _begin(run: RunDirectory, attempt: Attempt, config: RunConfig, job_id: str) -> None:
@@ -125,21 +138,15 @@ def _is_ending(slurm: Slurm, job_id: str) -> bool:
     return info is not None and info.is_being_ended(time.time())
 
 
-def _leave_job(decision: Decision, attempt: Attempt, slurm: Slurm, job_id: str) -> int:
-    """Ask for the requeue if that was decided; the exit code of rank 0."""
-    if not decision.requeue:
-        interrupted = decision.cause in ("preempted", "time_limit")
-        return ExitCode.JOB_FAILED if interrupted else ExitCode.OK
-    log.info("requeueing job %s", job_id)
-    # srun's exit code may hide ours when the other ranks are still there; and this rank may be killed any moment.
-    attempt.requeue_file.touch()
-    try:
-        slurm.requeue(job_id)
-    except (ScalingError, OSError) as error:
-        log.warning("cannot requeue from this node (%s): leaving it to the job script", error)
+def _exit_code(decision: Decision, attempt: Attempt) -> int:
+    """Of rank 0. The requeue itself is the job script's: scancel ends that shell, so that a cancelled job, which Slurm
+    would requeue all the same, cannot come back, however late the cancellation comes."""
+    if decision.requeue:
+        # srun's exit code may hide ours when the other ranks are still there; and this rank may be killed any moment.
+        attempt.requeue_file.touch()
         return ExitCode.REQUEUE
-    # The job's end is now Slurm's to decide; leaving with 0 before its SIGTERM would not undo the requeue.
-    return ExitCode.OK
+    interrupted = decision.cause in ("preempted", "time_limit")
+    return ExitCode.JOB_FAILED if interrupted else ExitCode.OK
 
 
 def _fail(error: BaseException, attempt: Attempt, rendezvous: Rendezvous) -> NoReturn:
@@ -151,18 +158,8 @@ def _fail(error: BaseException, attempt: Attempt, rendezvous: Rendezvous) -> NoR
         print(f"error: {error}", file=sys.stderr)
     else:
         print(text, file=sys.stderr)
-    record = {
-        "time": time.time(),
-        "rank": rendezvous.rank,
-        "host": socket.gethostname(),
-        "error": words,
-        "consequence": is_consequence,
-        "traceback": "" if isinstance(error, ScalingError) else text,
-    }
-    try:
-        write_atomically(attempt.failure_file(rendezvous.rank), json.dumps(record))
-    except OSError as problem:
-        print(f"cannot write the failure file: {problem}", file=sys.stderr)
+    trace = "" if isinstance(error, ScalingError) else text
+    record_failure(attempt, rendezvous.rank, words, traceback=trace, is_consequence=is_consequence)
     if is_consequence:
         # Give the rank that failed first the time to be the one that srun reports.
         time.sleep(3)

@@ -11,8 +11,12 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictIn
 from scaling_slurm.resources import find, shipped_folder
 from scaling_slurm.settings import Duration, Loaded, Settings, load_settings
 
-PLANNED_DIRECTIVES = ("nodes", "ntasks-per-node", "time")
-"""A profile may remove these, but their values belong to the run: the plan reckons with them."""
+PLANNED_DIRECTIVES = {
+    "nodes": "--nodes or allocation.nodes",
+    "ntasks-per-node": "allocation.tasks_per_node",
+    "time": "--time or allocation.time",
+}
+"""A profile may remove these, but their values belong to the run, with what sets them: the plan reckons with them."""
 
 DirectiveName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -83,8 +87,9 @@ class ClusterProfile(Settings):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     description: str
+    """One line for `scaling clusters`."""
     verified: str
-    """When and how the facts below were last checked on the machine; "no" where they were not."""
+    """When and how the facts below were last checked on the machine; verified: "no" where they were not."""
     source: tuple[str, ...] = ()
     """Where the facts come from."""
     scheduler: Literal["slurm", "local"] = "slurm"
@@ -134,7 +139,10 @@ class ClusterProfile(Settings):
     def _only_removable(cls, directives: dict[str, Directive | None]) -> dict[str, Directive | None]:
         for name, value in directives.items():
             if name in PLANNED_DIRECTIVES and value is not None:
-                raise ValueError(f"{name} belongs to the run's allocation and can only be removed here, with null")
+                raise ValueError(
+                    f"{name} belongs to the run's allocation: {PLANNED_DIRECTIVES[name]} sets it; "
+                    "here it can only be removed"
+                )
             if value == "":
                 raise ValueError(f"{name} is empty; null removes it, true makes it a bare flag")
         return directives

@@ -32,20 +32,24 @@ REFUSALS = (
     (r"policy|(?:assoc|qos)\w*limit|quota|budget", "a budget or a limit of jobs is used up",
      "wait, or use another account or qos"),
     (r"invalid account|account.*not (?:valid|permitted)|no valid account", "sacctmgr show associations user=$USER",
-     "set account in the cluster profile or export SCALING_ACCOUNT"),
-    (r"invalid qos|qos.*not permitted", "sacctmgr show qos lists them", "set qos in the cluster profile"),
-    (r"partition", "sinfo lists the partitions", "set partition in the cluster profile"),
-    (r"time limit|--time", "sinfo -o '%P %l' lists the limits", "set allocation.time in the run file"),
+     "set account in the cluster profile, by --account or SCALING_ACCOUNT"),
+    (r"invalid qos|qos.*not permitted", "sacctmgr show qos lists them", "set qos in the profile or by --sbatch"),
+    (r"partition", "sinfo lists the partitions", "set partition in the cluster profile or by --partition"),
+    (r"time limit|--time", "sinfo -o '%P %l' lists the limits", "set --time or allocation.time in the run file"),
     (r"node count|too many nodes|more (?:nodes|processors) requested|--nodes", "sinfo -o '%P %D' lists the sizes",
-     "set allocation.nodes in the run file"),
-    (r"memory", "sinfo -o '%P %m' lists the nodes' MB", "set memory in the cluster profile"),
-    (r"gres|generic resource|tres|gpu", "sinfo -o '%P %G' lists the GPUs", "set how GPUs are asked for in the profile"),
+     "set --nodes or allocation.nodes in the run file"),
+    (r"memory", "sinfo -o '%P %m' lists the nodes' MB", "set memory in the cluster profile or --sbatch mem="),
+    (r"gres|generic resource|tres|gpu", "sinfo -o '%P %G' lists the GPUs", "look at --sbatch and the profile's gpu"),
     (r"node configuration is not available", "the nodes of the partition have less CPUs, memory or GPUs than asked for",
-     "compare the cluster profile with scontrol show node"),
-    (r"wckey", "this site knows no such wckey", "remove it from the cluster profile"),
+     "compare the cluster profile and --sbatch with scontrol show node"),
+    (r"reservation", "scontrol show reservation lists them", "look at --sbatch and the cluster profile's directives"),
+    (r"feature|constraint", "sinfo -o '%P %f' lists them", "look at --sbatch and the cluster profile's directives"),
+    (r"licen[sc]e", "scontrol show licenses lists them", "look at --sbatch and the cluster profile's directives"),
+    (r"wckey", "this site knows no such wckey", "remove it from --sbatch or the cluster profile's directives"),
     (r"unrecognized option|invalid option|invalid directive", "this version of sbatch does not know the option",
-     "look for it in the cluster profile's extra directives and in the job template"),
+     "look for it in --sbatch, the cluster profile's extra directives and the job template"),
 )  # fmt: skip
+TRY_AGAIN = "try again later; is this a login node, and is SLURM_CONF right?"
 
 
 def scrubbed_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -60,12 +64,18 @@ def explain_refusal(message: str) -> ScalingError:
     text = text or "no message"
     if UNREACHABLE.search(text):
         return SchedulerUnreachableError(
-            f"Slurm did not answer: {text}", "try again; check squeue before sending twice"
+            f"Slurm did not answer: {_silence(message)}", f"check squeue before sending twice, {TRY_AGAIN}"
         )
     for pattern, right, where in REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return SchedulerRefusedError(f"Slurm refused the job: {text}", right, where)
     return SchedulerRefusedError(f"Slurm refused the job: {text}")
+
+
+def _silence(message: str) -> str:
+    """Of the lines of a program that reached nobody, the last one that says so: those before it are its tries."""
+    lines = [line.strip() for line in message.splitlines() if UNREACHABLE.search(line)]
+    return re.sub(r"^\w+: (?:(?:error|fatal): )?", "", lines[-1]) if lines else message.strip()
 
 
 def parse_job_id(text: str) -> str:
@@ -117,13 +127,6 @@ class Slurm:
         arguments = [f"--signal={signal}"] if signal else []
         self._ask("scancel", *arguments, parse_job_id(job_id))
 
-    def requeue(self, job_id: str) -> None:
-        """Stop the job and queue it again under the same id. Raises SchedulerRefusedError, for example if it ended."""
-        parse_job_id(job_id)
-        done = self._run("scontrol", "requeue", job_id)
-        if done.returncode:
-            raise SchedulerRefusedError(f"Slurm did not requeue job {job_id}: {done.stderr.strip()}")
-
     def test_only(self, script: str) -> str:
         """Slurm's opinion on a script, which is not queued: when and where it would start. Raises its refusal."""
         done = self._run("sbatch", "--test-only", stdin=script)
@@ -166,11 +169,11 @@ class Slurm:
             else:
                 if done.returncode == 0 or not UNREACHABLE.search(done.stderr):
                     return done
-                problem = done.stderr.strip()
+                problem = _silence(done.stderr)
             if pause is not None:
                 time.sleep(pause)
         raise SchedulerUnreachableError(
-            f"{command[0]} got no answer from Slurm in {len(self.pauses) + 1} tries: {problem}", "try again later"
+            f"{command[0]} got no answer from Slurm in {len(self.pauses) + 1} tries: {problem}", TRY_AGAIN
         )
 
     def environment(self) -> dict[str, str]:

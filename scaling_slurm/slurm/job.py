@@ -13,6 +13,11 @@ from scaling_slurm.errors import ConfigError
 from scaling_slurm.settings import Duration
 from scaling_slurm.slurm.cluster import ClusterProfile, Directive, find_account
 
+DIRECTIVES = (
+    *("job-name", "account", "partition", "qos", "nodes", "ntasks-per-node", "cpus-per-task", "gres", "gpus-per-node"),
+    *("gpus-per-task", "mem", "time", "signal", "requeue", "no-requeue", "open-mode", "output"),
+)
+"""What a job script may hold by itself, and a profile may therefore remove."""
 WARNING_SLACK_SECONDS = 60
 """Slurm's warning may come this much before its time (https://slurm.schedmd.com/sbatch.html#OPT_signal)."""
 
@@ -111,12 +116,24 @@ def _gpu_directive(profile: ClusterProfile, gpus_per_node: int) -> dict[str, Dir
 
 
 def find_problems(request: JobRequest, profile: ClusterProfile) -> list[ConfigError]:
-    """Everything for which the site would refuse the job, or let it wait for ever."""
+    """Everything for which the site would refuse the job, or let it wait for ever; and removals that remove nothing."""
     return [
+        *_removal_problems(profile),
         *_partition_problems(request, profile),
         *_node_problems(request, profile),
         *_time_problems(request, profile),
     ]
+
+
+def _removal_problems(profile: ClusterProfile) -> Iterator[ConfigError]:
+    for name, value in profile.directives.items():
+        if value is None and name not in DIRECTIVES:
+            near = difflib.get_close_matches(name, DIRECTIVES, n=1)
+            yield ConfigError(
+                f"directives.{name} is null, but the job script never writes --{name}",
+                f"did you mean {near[0]}?" if near else f"it writes {', '.join(DIRECTIVES)}",
+                f"directives in the profile of {profile.name}, or --sbatch",
+            )
 
 
 def _partition_problems(request: JobRequest, profile: ClusterProfile) -> Iterator[ConfigError]:

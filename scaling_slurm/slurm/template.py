@@ -1,5 +1,6 @@
 """Renders job scripts from Jinja templates, the user's own before the shipped ones. Knows no field of any template."""
 
+import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,9 @@ def render(name: str, context: Mapping[str, object], *, folders: Sequence[Path] 
     file = name if name.endswith(SUFFIX) else name + SUFFIX
     folders = search_path("templates") if folders is None else folders
     try:
-        return _build_environment(folders).get_template(file).render(context)
+        environment = _build_environment(folders)
+        _refuse_misspelt_blocks(environment, file)
+        return environment.get_template(file).render(context)
     except TemplateNotFound as error:
         raise ConfigError(
             f"there is no template {error.name}", "", "searched in " + ", ".join(map(str, folders))
@@ -87,6 +90,27 @@ def _build_environment(folders: Sequence[Path]) -> Environment:
     )
     environment.filters |= {"quote": quote, "directive_value": directive_value}
     return environment
+
+
+def find_template(name: str) -> Path:
+    """The file that render takes for a name."""
+    environment = _build_environment(search_path("templates"))
+    assert environment.loader is not None
+    return Path(environment.loader.get_source(environment, name + SUFFIX)[1] or name)
+
+
+def _refuse_misspelt_blocks(environment: Environment, file: str) -> None:
+    """A block of a site's template that nearly has the name of a shipped one would replace nothing, silently."""
+    names = {f"shipped/{file}", f"shipped/base{SUFFIX}"} & set(environment.list_templates())
+    shipped = {block for name in names for block in environment.get_template(name).blocks}
+    own = environment.get_template(file)
+    for block in set(own.blocks) - shipped:
+        if near := difflib.get_close_matches(block, shipped, n=1):
+            raise ConfigError(
+                f"block {block!r} replaces nothing",
+                f"did you mean {near[0]}? The shipped template has {', '.join(sorted(shipped))}",
+                str(own.filename),
+            )
 
 
 def _template_line(error: BaseException) -> str:

@@ -90,11 +90,6 @@ class RunConfig(Settings):
     def _consistent(self) -> "RunConfig":
         if self.trainer.evaluation_interval and self.data.validation is None:
             raise ValueError("trainer.evaluation_interval is set, but data.validation is not")
-        if self.optimizer.warmup_steps > self.trainer.num_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is above "
-                f"trainer.num_steps {self.trainer.num_steps}"
-            )
         return self
 
     def with_absolute_paths(self) -> "RunConfig":

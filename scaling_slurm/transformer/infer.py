@@ -4,6 +4,7 @@ Knows no scheduler and meets no other process: whatever the surroundings say, it
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,14 +100,26 @@ def load_model(
 def find_checkpoint(path: Path) -> Checkpoint:
     """The newest checkpoint under a run directory whose weights are whole, or the one at `path`.
 
+    A run's folder of checkpoints, and `latest` in it, stand for the run: what `latest` says may be out of date.
     Raises NotFoundError where there is none, RefusedError where all are damaged.
     """
+    path = Path(os.path.abspath(path))
+    if path.name == "latest" and not RunDirectory(path).config_file.is_file():
+        path = path.parent
+    above = RunDirectory(path.parent)
+    if path == above.checkpoints and above.config_file.is_file():
+        path = above.path
     path = path.resolve()
     run = RunDirectory(path)
     if run.config_file.is_file():
         committed = CheckpointDirectory(run.checkpoints).committed()
     else:
-        committed = [one for one in CheckpointDirectory(path.parent).committed() if one.path == path]
+        beside = CheckpointDirectory(path.parent).committed()
+        committed = [one for one in beside if one.path == path] or CheckpointDirectory(path).committed()
+        if not committed and (beside or path.parent == RunDirectory(path.parent.parent).checkpoints):
+            there = f"there are {', '.join(one.name for one in beside[:5])}" if beside else "there are none"
+            wrong = f"{path.name} was never completed" if path.is_dir() else f"no such checkpoint: {path.name}"
+            raise NotFoundError(wrong, there, f"in {path.parent}")
         if not committed:
             raise NotFoundError(
                 f"{path} is neither a run nor a checkpoint", "name a directory with a whole manifest.json"

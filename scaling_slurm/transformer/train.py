@@ -26,7 +26,15 @@ from scaling_slurm.core.trainer.trainer import Trainer
 from scaling_slurm.errors import ConfigError, ExitCode, ScalingError
 from scaling_slurm.log import configure
 from scaling_slurm.rendezvous import Rendezvous, read_rendezvous
-from scaling_slurm.run_directory import Attempt, RunDirectory, exclusive, read_json, record_end, write_atomically
+from scaling_slurm.run_directory import (
+    Attempt,
+    RunDirectory,
+    exclusive,
+    read_json,
+    record_end,
+    record_failure,
+    write_atomically,
+)
 from scaling_slurm.settings import dump_yaml, fingerprint, load_settings
 from scaling_slurm.transformer.config import RunConfig, load_run, refuse_another_model
 from scaling_slurm.transformer.flops import peak_flops, training_flops_per_token
@@ -55,7 +63,7 @@ def train(
     if config.trainer.deterministic:
         pin_algorithms()
     if attempt is not None:
-        watch(listener, run, attempt)
+        watch(listener, run, attempt, rendezvous.rank)
     topology = Topology.initialize(
         rendezvous,
         config.topology,
@@ -64,7 +72,7 @@ def train(
     )
     if attempt is None:
         attempt = topology.broadcast_object(run.claim_attempt() if topology.rank == 0 else None)
-        watch(listener, run, attempt)
+        watch(listener, run, attempt, rendezvous.rank)
     batch = derive_batch(config.trainer, topology.layout)
     master_dtype = torch.float64 if config.trainer.precision == "float64" else torch.float32
     dtype = getattr(torch, config.trainer.precision)
@@ -81,10 +89,10 @@ def train(
         else None
     )
     log.info(
-        "%s parameters on %d ranks (%s); %s samples of %d tokens; %d micro-batches of %d a step and rank",
+        "%s parameters on %d rank(s), each %s; %s samples of %d tokens; %d micro-batch(es) of %d a step and rank",
         f"{model.num_parameters:,}",
         topology.layout.world_size,
-        topology.device,
+        topology.device if topology.device.type == "cuda" else f"with {torch.get_num_threads()} thread(s)",
         f"{len(data):,}",
         config.model.sequence_length,
         batch.accumulation,
@@ -111,7 +119,7 @@ def train(
             micro_batch_size=batch.micro_batch_size,
             data_rank=topology.data_rank,
             data_size=topology.layout.data,
-            max_steps=config.trainer.evaluation_steps,
+            max_samples=config.trainer.evaluation_samples,
             vocab_size=config.model.vocab_size,
             device=topology.device,
         )
@@ -165,19 +173,21 @@ def pin_algorithms() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def watch(listener: StopListener, run: RunDirectory, attempt: Attempt) -> None:
+def watch(listener: StopListener, run: RunDirectory, attempt: Attempt, rank: int) -> None:
     """Let the listener look at the run's files too, from before the ranks have met."""
     listener.watch(
         stop_file=run.stop_file,
         notice_file=attempt.notice_file,
         is_current=lambda: run.is_current(attempt.number),
-        on_superseded=lambda: leave_to_newer_attempt(attempt.number),
+        on_superseded=lambda: leave_to_newer_attempt(attempt, rank),
     )
 
 
-def leave_to_newer_attempt(number: int) -> None:
-    """End this process at once: it may hang in a collective with ranks that are gone, and must write nothing."""
-    log.error("attempt %d has been replaced by a newer one: leaving", number)
+def leave_to_newer_attempt(attempt: Attempt, rank: int) -> None:
+    """End this process at once: it may hang in a collective with ranks that are gone, and must save nothing."""
+    words = f"attempt {attempt.number} has been replaced by a newer one"
+    log.error("%s: leaving", words)
+    record_failure(attempt, rank, words)
     logging.shutdown()
     os._exit(ExitCode.REFUSED)
 
@@ -188,9 +198,13 @@ def train_here(config: RunConfig, run: RunDirectory) -> None:
     Continues the run if its directory has checkpoints. Signals save and leave; nothing is requeued.
     """
     rendezvous = read_rendezvous()
-    configure(rendezvous.rank)
+    # All ranks share a terminal here, and they would say the same.
+    configure(rendezvous.rank, logging.INFO if rendezvous.rank == 0 else logging.WARNING)
     for note in rendezvous.notes:
         log.info("%s", note)
+    log.info("run directory %s", run.path)
+    if run.config_file.exists():
+        refuse_another_model(load_settings(RunConfig, run.config_file).value, config, run.id)
     finished = read_json(run.finished_file)
     if finished is not None and finished["step"] >= config.trainer.num_steps:
         log.info("%s is finished: step %d of %d", run.path, finished["step"], config.trainer.num_steps)
@@ -200,8 +214,6 @@ def train_here(config: RunConfig, run: RunDirectory) -> None:
         if leads:
             run.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(run, "train"))
-            if run.config_file.exists():
-                refuse_another_model(load_settings(RunConfig, run.config_file).value, config, run.id)
             write_atomically(run.config_file, dump_yaml(config))
             run.stop_file.unlink(missing_ok=True)
         outcome = train(config, run, rendezvous, stack.enter_context(StopListener()))

@@ -63,6 +63,11 @@ def test_schema(of: str, key: str) -> None:
     assert schema["additionalProperties"] is False
 
 
+def test_schema_of_something_else_says_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"no schema of 'nope'; there are run, .*and cluster"):
+        invoke("schema", "nope")
+
+
 def test_schema_explains_settings_by_their_docstrings() -> None:
     schema = json.loads(invoke("schema"))
     assert "accumulation" in schema["$defs"]["TrainerConfig"]["properties"]["global_batch_size"]["description"]

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from scaling_slurm.cli import infer as infer_module
 from scaling_slurm.cli.infer import infer
+from scaling_slurm.cli.main import main
 from scaling_slurm.errors import ConfigError, ExitCode, NotFoundError, ScalingError
-from scaling_slurm.transformer.infer import load_model
+from scaling_slurm.transformer.infer import PRECISIONS, load_model
 from tests.support.language_model import write_run
 
 TEXT = "Zürich grüßt 東京 — naïve 🦊🦊 foxes jump."
@@ -107,7 +108,7 @@ def test_a_full_context_is_noted_on_stderr(invoke: Callable[..., Any]) -> None:
         (("small-2", "x"), NotFoundError, ExitCode.NOT_FOUND),
         (("./small-2", "x"), NotFoundError, ExitCode.NOT_FOUND),
         (("small-1", "Zürich " * 100), ConfigError, ExitCode.CONFIG),
-        (("small-1", "x", "--temperature", "-1"), ConfigError, ExitCode.CONFIG),
+        (("small-1", "x", "--temperature", "inf"), ConfigError, ExitCode.CONFIG),
         (("small-1", "x\udcff"), ConfigError, ExitCode.CONFIG),
     ],
 )
@@ -118,6 +119,64 @@ def test_mistakes(
         invoke(*arguments)
     assert caught.value.exit_code == code
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--temperature", "-0.1", "0"),
+        ("--top-k", "-1", "0"),
+        ("--top-p", "0", "above 0"),
+        ("--top-p", "1.1", "at most 1"),
+        ("--precision", "half", "float32, bfloat16, float64"),
+        ("--max-tokens", "0", "1"),
+    ],
+)
+def test_options_out_of_range_are_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str, says: str
+) -> None:
+    monkeypatch.setattr(infer_module, "_means_checkpoint", lambda text: pytest.fail("it has gone on"))
+    monkeypatch.setattr(sys, "argv", ["scaling", "infer", "nowhere", "x", option, value])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.CONFIG
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert option in line
+    assert says in line
+
+
+def test_the_precisions_are_those_that_can_be_loaded() -> None:
+    assert tuple(PRECISIONS) == infer_module.PRECISIONS
+
+
+@pytest.mark.parametrize("choice", [("--top-k", "2"), ("--top-p", "0.5")])
+def test_a_choice_without_temperature_is_said_to_change_nothing(
+    invoke: Callable[..., Any], choice: tuple[str, str]
+) -> None:
+    result = invoke("small-1", "Zürich", *choice)
+    assert result.stdout == REST + "\n"
+    [line] = result.stderr.splitlines()
+    assert "at temperature 0" in line
+    assert "temperature" not in invoke("small-1", "Zürich", *choice, "--temperature", "0.1").stderr
+
+
+@pytest.mark.parametrize("name", ["checkpoints/", "checkpoints", "checkpoints/latest"])
+def test_the_folder_of_checkpoints_is_the_newest_one(invoke: Callable[..., Any], root: Path, name: str) -> None:
+    assert invoke(f"{root}/small-1/{name}", "Zürich").stdout == REST + "\n"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_mistyped_checkpoint_names_those_that_are_there(
+    invoke: Callable[..., Any], root: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    folder = root / "small-1" / "checkpoints"
+    monkeypatch.chdir(folder if inside else root)
+    with pytest.raises(NotFoundError) as caught:
+        invoke(f"{'.' if inside else 'small-1/checkpoints'}/step-00000999-attempt-001", "x")
+    assert str(caught.value) == (
+        f"no such checkpoint: step-00000999-attempt-001; there are step-00000007-attempt-001; in {folder}"
+    )
 
 
 def test_a_prompt_that_is_not_utf8_is_refused(invoke: Callable[..., Any]) -> None:

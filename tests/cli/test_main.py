@@ -46,6 +46,7 @@ def test_success(run) -> None:
     ("error", "code", "line"),
     [
         (ConfigError("a is 1", "it should be 2", "run.yaml:3"), 2, "error: a is 1; it should be 2; run.yaml:3\n"),
+        (ConfigError("a is 1\nb is 2"), 2, "error: a is 1\nerror: b is 2\n"),
         (RefusedError("the run is live"), 8, "error: the run is live\n"),
         (ValueError("bad"), 1, "error: ValueError: bad; --debug shows the traceback\n"),
         (typer.Exit(7), 7, ""),
@@ -87,6 +88,16 @@ def test_help_lists_the_verbs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         cli.main()
     assert not ended.value.code
     assert "\n  config " in capsys.readouterr().out
+
+
+def test_help_cuts_no_summary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["scaling", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().out
+    assert "\n  clusters  List" in shown
+    assert "..." not in shown.partition("Commands:")[2]
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,13 +39,28 @@ def test_prints_figures_and_the_lines_of_a_run_file(folder: Path, tmp_path: Path
     result = scaling_prepare(folder, "--out", out, "--train-tokenizer", 300, "--suffix", ".py", "--validation", 0.1)
     assert result.exit_code == 0, result.output
     assert re.search(r"out: 40 documents, [\d,]+ tokens of \d\.\d\d bytes in [\d.]+ s, [\d,]+ tokens/s", result.output)
-    assert "left out: 1 files that are not UTF-8, 0 empty documents" in result.output
+    assert "left out: 1 file that is not UTF-8\n" in result.output
+    assert "asked for" not in result.output
+    assert "relative to" not in result.output  # out is absolute
     assert "\r" not in result.output  # progress only on a terminal
     lines = yaml.safe_load(result.output.split("For the run file:")[1])
     assert lines == {
         "data": {"train": str(out / "train"), "validation": str(out / "validation")},
         "model": {"vocab_size": 300},
     }
+
+
+def test_fewer_ids_than_asked_for_and_relative_paths_are_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "empty.py").write_text("")
+    result = scaling_prepare(folder, "--out", "out", "--train-tokenizer", 100_000)
+    snippet = yaml.safe_load(result.output.split("For the run file:")[1])
+    assert f"asked for 100,000 ids, the corpus yields {snippet['model']['vocab_size']:,}\n" in result.output
+    assert "left out: 1 empty document\n" in result.output
+    assert "data:  # relative to the directory where scaling is called\n" in result.output
+    assert snippet["data"]["train"] == "out/train"
 
 
 def test_one_document_has_no_validation_set(folder: Path, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_a_dry_run_shows_what_would_be_sent(run: RunDirectory, sent: list[str]):
 def test_options_change_the_next_job(run: RunDirectory, sent: list[str]):
     options = ["--nodes", 2, "--account", "b", "--partition", "p", "--sbatch", "exclusive", "trainer.seed=3"]
     done = call("small-1", *options)
-    assert done.stdout == "job 8 on local continues run small-1\nfollow     scaling logs -f small-1\n"
+    first, second = done.stdout.splitlines()
+    assert first == "job 8 on local continues run small-1 from the start: it has no checkpoint"
+    assert second == "follow     scaling logs -f small-1"
     for line in ("nodes=2", "account=b", "partition=p", "exclusive"):
         assert f"#SBATCH --{line}\n" in sent[0]
     assert "  seed: 3\n" in run.config_file.read_text()

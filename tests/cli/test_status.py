@@ -27,7 +27,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_job(going, "17")
     add_attempt(going, "17", "preempted", requeue=True)
     add_attempt(going, "17")
-    append_line(going.metrics_file, {"kind": "training", "step": 4, "tokens_per_second": 12345.6})
+    append_line(
+        going.metrics_file, {"kind": "training", "step": 4, "loss": 2.5, "tokens": 24690.0, "step_seconds": 2.0}
+    )
     add_job(failed, "9")
     add_failure(add_attempt(failed, "9"), 3, "ValueError: bad")
     let_scheduler_know(monkeypatch, {"17": "RUNNING", "9": "FAILED"})
@@ -36,10 +38,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_is_aligned_and_has_a_row_for_each_run():
     lines = call().stdout.splitlines()
     assert [line.split() for line in lines[:2]] == [
-        ["RUN", "JOB", "STATE", "STEP", "TOKENS/S", "ATTEMPTS", "REASON"],
-        ["going-1", "17", "RUNNING", "4/10", "12,346", "2", "Priority"],
+        ["RUN", "JOB", "STATE", "STEP", "LOSS", "TOKENS/S", "ATTEMPTS", "REASON"],
+        ["going-1", "17", "RUNNING", "4/10", "2.5000", "12,345", "2", "Priority"],
     ]
-    assert lines[2].startswith("failed-10  9    FAILED   0/10            1         rank 3 on node1 failed: Val")
+    assert lines[2].startswith("failed-10  9    FAILED   0/10                    1         rank 3 on node1 failed: Val")
     assert len({line.index(word) for line, word in zip(lines, ("STATE", "RUNNING", "FAILED"), strict=True)}) == 1
 
 
@@ -53,7 +55,8 @@ def test_json_is_a_line_for_each_run(tmp_path: Path):
         "state": "RUNNING",
         "step": 4,
         "num_steps": 10,
-        "tokens_per_second": 12345.6,
+        "loss": 2.5,
+        "tokens_per_second": 12345.0,
         "attempts": 2,
         "reason": "Priority",
     }

@@ -65,8 +65,6 @@ RUN_FILE = [
     edit("zero layers", ("model.num_layers is 0", "greater than 0", "tiny.yaml:6"), layers="num_layers: 0"),
     edit("negative steps", ("trainer.num_steps is -1", "greater than 0", "tiny.yaml:15"), steps="num_steps: -1"),
     edit("not a number", ("optimizer.learning_rate", "finite", "tiny.yaml:13"), rate=".nan,"),
-    edit("warm-up over the end", ("warmup_steps 50 is above trainer.num_steps 40", "tiny.yaml:13", "tiny.yaml:15"),
-         warmup="warmup_steps: 50"),
     edit("vocabulary", ("token id", "but vocab_size is 100", "must be at least", "model.vocab_size in"),
          vocab="vocab_size: 100"),
     edit("batch", ("global_batch_size 9 is not divisible", "data_parallel_size 4", "trainer"),

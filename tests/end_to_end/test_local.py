@@ -64,7 +64,7 @@ def test_stop_and_resume_change_no_bit(local: Workplace, uninterrupted: Run):
     run.wait_for_end()
     assert run.causes() == ["stop_file"]
     assert run.last_step() < 40
-    assert "stopped" in json.loads(local.scaling("status", run.job_id, "--json").stdout)["reason"]
+    assert run.state() == "STOPPED"
     followed = local.scaling("logs", "-f", run.job_id)
     assert "stopped (stop_file)" in followed.stdout
     local.scaling("resume", run.job_id)
@@ -148,6 +148,29 @@ def test_runs_that_are_live_are_left_alone(local: Workplace):
     local.scaling("cancel", run.job_id, "--now")
     run.wait_for_end(60)
     assert len(list(read_lines(run.directory.jobs_file))) == 1
+
+
+def test_training_here_leaves_a_live_job_alone(local: Workplace):
+    run = local.submit(local.config(), fault="slow=0.2")
+    run.wait_for_step(1)
+    refused = local.scaling("train", "tiny.yaml", "--run", run.directory.path, code=8)
+    assert "is live" in refused.stderr
+    local.scaling("cancel", run.job_id)
+    run.wait_for_end(60)
+    assert run.causes() == ["stop_file"]
+    assert run.state() == "STOPPED"
+
+
+def test_a_finished_run_that_goes_on_is_finished_no_more(local: Workplace):
+    run = local.submit(local.config(), "trainer.num_steps=5")
+    run.wait_until_finished()
+    run.wait_for_end()
+    local.scaling("resume", run.job_id, "trainer.num_steps=100", fault="slow=0.2")
+    run.wait_for_step(8)
+    os.kill(ranks_of(run)[-1], signal.SIGKILL)
+    run.wait_for_end(60)
+    assert run.state() == "FAILED"
+    local.scaling("logs", "-f", run.job_id, code=7)
 
 
 def test_resume_takes_other_settings_and_refuses_another_model(local: Workplace):

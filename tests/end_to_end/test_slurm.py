@@ -124,15 +124,39 @@ def test_scancel_then_resume(on_lab: Workplace, uninterrupted: Run, slurm_lab: S
     run.wait_for_step(12)
     slurm_lab.run("scancel", run.job_id)
     run.wait_for_end()
-    assert run.state() == "CANCELLED"
+    assert run.state() == "STOPPED"
     time.sleep(3)
-    assert run.state() == "CANCELLED", "a cancelled job must not come back"
+    assert "JobState=CANCELLED" in slurm_lab.run("scontrol", "show", "job", run.job_id), "it must not come back"
     done = on_lab.scaling("resume", run.job_id, "-q").stdout.strip()
     assert done != run.job_id
     run.wait_until_finished()
     run.wait_for_end()
     assert run.causes()[-1] == "finished"
     assert_same(run, uninterrupted)
+
+
+def test_cancelled_between_the_save_and_the_requeue_it_does_not_come_back(on_lab: Workplace, slurm_lab: SlurmLab):
+    """Slurm would requeue a job that is being cancelled, if somebody asked."""
+    run = submit(on_lab, fault="slow=0.05 end=3")
+    run.wait_for_step(5)
+    slurm_lab.run("scancel", "--signal=USR2", run.job_id)
+    run.wait(run.directory.attempt(1).end_file.exists, 30, "the end of the attempt")
+    slurm_lab.run("scancel", run.job_id)
+    run.wait_for_end()
+    time.sleep(10)
+    assert run.state() == "CANCELLED"
+    assert len(run.directory.list_attempts()) == 1
+
+
+def test_a_signal_before_the_ranks_listen_does_not_end_the_run(on_lab: Workplace, slurm_lab: SlurmLab):
+    run = submit(on_lab, "trainer.num_steps=6", fault="start=4")
+    run.wait(lambda: run.directory.list_attempts(), 30, "the first attempt")
+    time.sleep(1.5)
+    for signal in ("USR2", "TERM"):
+        slurm_lab.run("scancel", f"--signal={signal}", run.job_id)
+    run.wait_until_finished()
+    run.wait_for_end()
+    assert run.state() == "FINISHED"
 
 
 def test_a_rank_killed_by_a_signal_is_named(on_lab: Workplace, slurm_lab: SlurmLab):
@@ -179,7 +203,7 @@ def test_a_rank_that_raises_comes_first(on_lab: Workplace):
     assert "error: rank 1 on node01 failed" in log or "error: rank 1 on" in log
 
 
-def test_without_scontrol_on_the_node_the_job_script_requeues(on_lab: Workplace, uninterrupted: Run, tmp_path: Path):
+def test_without_scontrol_for_the_ranks_the_job_script_requeues(on_lab: Workplace, uninterrupted: Run, tmp_path: Path):
     """As in a container: the ranks' PATH has no Slurm, the batch host's has."""
     profile = tmp_path / "bare.yaml"
     wrapper = tmp_path / "python-without-slurm"
@@ -193,7 +217,7 @@ def test_without_scontrol_on_the_node_the_job_script_requeues(on_lab: Workplace,
     run.wait_until_finished()
     run.wait_for_end()
     assert run.causes() == ["preempted", "finished"]
-    assert "leaving it to the job script" in (run.directory.logs / "attempt-001-rank-00000.log").read_text()
+    assert "time limit is not known here" in (run.directory.logs / "attempt-001-rank-00000.log").read_text()
     assert_same(run, uninterrupted)
 
 

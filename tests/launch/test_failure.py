@@ -69,3 +69,8 @@ def test_nothing_known_is_said_so(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "error: srun failed, but no rank left a word\n"
     assert json.loads(run.events_file.read_text())["event"] == "failed"
+    assert explain(run, attempt).headline == "srun failed, but no rank left a word"
+    second = run.claim_attempt()
+    assert explain(run, second) is None
+    last_words(attempt, 1, 1.0, "ValueError: late word", False)
+    assert explain(run, attempt).headline == "rank 1 on node1 failed: ValueError: late word"

@@ -81,7 +81,7 @@ def test_the_command_is_the_one_that_submitit_starts(tmp_path: Path, monkeypatch
     job = plan_in(folder)
     theirs = SlurmExecutor(job.run_directory / "submitit")._submitit_command_str
     assert job.command == theirs
-    assert f"    {theirs} || rc=$?" in job.script
+    assert f" -- {theirs} || rc=$?" in job.script
     assert job.python == (sys.executable,)
 
 

@@ -69,14 +69,14 @@ def test_outside_of_a_job_and_when_switched_off_nothing_is_requeued(tmp_path):
 
 def test_attempts_without_progress_end_the_loop(tmp_path):
     run, config = RunDirectory(tmp_path), RequeueConfig(max_without_progress=2)
-    add_attempt(run, step=0, cause="preempted")
-    add_attempt(run, step=10, cause="preempted")
-    check_progress(run, run.claim_attempt(), config, "7", step=20)
-    check_progress(run, run.claim_attempt(), config, "7", step=10)
+    add_attempt(run, step=0, cause="time_limit")
+    add_attempt(run, step=10, cause="time_limit")
+    check_progress(run, run.attempt(99), config, "7", step=20)
+    check_progress(run, run.attempt(99), config, "7", step=10)
     add_attempt(run, step=10, cause="time_limit")
     with pytest.raises(RefusedError, match="2 attempts of job 7 in a row ended at step 10"):
-        check_progress(run, run.claim_attempt(), config, "7", step=10)
-    check_progress(run, run.claim_attempt(), config, "8", step=10)  # `scaling resume` sends a new job
+        check_progress(run, run.attempt(99), config, "7", step=10)
+    check_progress(run, run.attempt(99), config, "8", step=10)  # `scaling resume` sends a new job
 
 
 def test_attempts_that_died_while_loading_count_as_without_progress(tmp_path):
@@ -84,14 +84,21 @@ def test_attempts_that_died_while_loading_count_as_without_progress(tmp_path):
     add_attempt(run)
     add_attempt(run)
     with pytest.raises(RefusedError, match="without a new checkpoint"):
-        check_progress(run, run.claim_attempt(), RequeueConfig(max_without_progress=2), "7", step=0)
+        check_progress(run, run.attempt(99), RequeueConfig(max_without_progress=2), "7", step=0)
 
 
 def test_lost_attempts_are_bounded(tmp_path):
     run, config = RunDirectory(tmp_path), RequeueConfig(max_node_failures=2)
     for step in (0, 10):
         add_attempt(run, step=step)
-    check_progress(run, run.claim_attempt(), config, "7", step=20)
+    check_progress(run, run.attempt(99), config, "7", step=20)
     add_attempt(run, step=20)
     with pytest.raises(RefusedError, match="3 attempts of job 7 ended without a word"):
-        check_progress(run, run.claim_attempt(), config, "7", step=30)
+        check_progress(run, run.attempt(99), config, "7", step=30)
+
+
+def test_preemptions_while_loading_do_not_end_the_run(tmp_path):
+    run = RunDirectory(tmp_path)
+    for _ in range(5):
+        add_attempt(run, step=10, cause="preempted")
+    check_progress(run, run.attempt(99), RequeueConfig(max_without_progress=2), "7", step=10)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def step_to(run: RunDirectory, step: int) -> None:
-    append_line(run.metrics_file, {"kind": "training", "step": step, "tokens_per_second": 5.0})
+    append_line(run.metrics_file, {"kind": "training", "step": step, "tokens": 10.0, "step_seconds": 2.0})
     append_line(run.metrics_file, {"kind": "evaluation", "step": 0})
 
 
@@ -129,10 +129,12 @@ def test_the_last_attempt_says_why_a_run_is_over(tmp_path: Path, monkeypatch: py
     add_job(run, "7")
     states = {"7": "FAILED"}
     let_scheduler_know(monkeypatch, states)
-    attempt = add_attempt(run, "7", "preempted")
-    assert status_of([run])[0].reason == "stopped: preempted"
-    add_failure(attempt, 3, "ValueError: bad")
-    assert status_of([run])[0].reason == "rank 3 on node1 failed: ValueError: bad"
+    add_attempt(run, "7", "stop_file")
+    status = status_of([run])[0]
+    assert (status.state, status.reason) == ("STOPPED", "on request; `scaling resume` continues it")
+    add_failure(add_attempt(run, "7"), 3, "ValueError: bad")
+    status = status_of([run])[0]
+    assert (status.state, status.reason) == ("FAILED", "rank 3 on node1 failed: ValueError: bad")
     states["7"] = "RUNNING"
     assert status_of([run])[0].reason == "Priority", "an earlier failure is no news of a run that goes on"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scaling_slurm import run_directory
 from scaling_slurm.errors import ExitCode
 from scaling_slurm.launch import worker
 from scaling_slurm.log import NAME
@@ -108,24 +109,17 @@ def test_a_run_that_finishes(rank: Callable[..., int], tmp_path: Path, programs:
     assert "requeue" not in asked(programs)
 
 
-def test_a_run_that_is_preempted_asks_for_its_requeue(rank: Callable[..., int], tmp_path: Path, programs: Path):
-    run = slurm_run(tmp_path)
-    stop_while_loading(programs)
-    assert rank(run) == ExitCode.OK
-    end = read_json(run.attempt(1).end_file) or {}
-    assert (end["cause"], end["requeue"]) == ("preempted", True)
-    assert run.attempt(1).requeue_file.exists(), "written first: the rank may be killed while it asks"
-    assert asked(programs).splitlines()[-1] == "scontrol requeue 7"
-
-
-def test_where_the_node_cannot_requeue_the_job_script_is_told_to(
+def test_a_run_that_is_preempted_leaves_its_requeue_to_the_job_script(
     rank: Callable[..., int], tmp_path: Path, programs: Path
 ):
+    """Slurm requeues a job that is being cancelled, if asked; scancel ends the job script, but no program of a rank."""
     run = slurm_run(tmp_path)
     stop_while_loading(programs)
-    answer(programs, "scontrol", "echo 'Access/permission denied' >&2; exit 1")
     assert rank(run) == ExitCode.REQUEUE
+    end = read_json(run.attempt(1).end_file) or {}
+    assert (end["cause"], end["requeue"]) == ("preempted", True)
     assert run.attempt(1).requeue_file.exists()
+    assert "requeue" not in asked(programs)
 
 
 def test_the_time_that_is_left_tells_a_time_limit(rank: Callable[..., int], tmp_path: Path, programs: Path):
@@ -240,10 +234,12 @@ def test_a_full_disk_does_not_hide_the_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(worker, "write_atomically", full)
+    monkeypatch.setattr(run_directory, "write_atomically", full)
     assert rank(slurm_run(tmp_path)) == ExitCode.UNEXPECTED
     error = capsys.readouterr().err
     assert "OSError: [Errno 28] No space left on device" in error
-    assert "cannot write the failure file" in error
+    assert "cannot write" in error
+    assert "failure-rank-00000.json: No space left on device" in error
 
 
 def test_torch_is_not_loaded_before_the_stop_listener_is_there() -> None:

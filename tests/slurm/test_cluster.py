@@ -63,6 +63,22 @@ def test_what_a_script_could_not_hold_is_refused(tmp_path: Path, settings: dict[
         write_cluster(tmp_path, **settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "setter"),
+    [
+        ("nodes", "--nodes or allocation.nodes"),
+        ("ntasks-per-node", "allocation.tasks_per_node"),
+        ("time", "--time or allocation.time"),
+    ],
+)
+def test_what_belongs_to_the_run_is_set_elsewhere(name: str, setter: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster("local", directives={name: "3"})
+    wrong = f"{name} belongs to the run's allocation: {setter} sets it; here it can only be removed"
+    assert str(caught.value) == f"{wrong}; command line"
+    assert load_cluster("local", directives={name: None}).value.directives[name] is None
+
+
 def test_directives_from_the_command_line_have_the_last_word(tmp_path: Path) -> None:
     write_cluster(tmp_path, directives={"constraint": "gpu", "licenses": "home"})
     wanted = {"constraint": "a&b: #[c]", "licenses": None, "exclusive": True, "segment": 4}

@@ -140,3 +140,10 @@ def test_more_ranks_than_gpus_or_cores() -> None:
 @pytest.mark.parametrize(("seconds", "refused"), [(60, True), (120, True), (121, False)])
 def test_the_warning_must_fit_into_the_time_limit(seconds: int, refused: bool) -> None:
     assert any("warning" in problem for problem in problems(profile(), time=Duration(seconds))) is refused
+
+
+def test_removing_what_is_never_written_is_refused() -> None:
+    profile = ClusterProfile(name="x", description="x", verified="no", directives={"opn-mode": None, "signal": None})
+    (problem,) = find_problems(build_request(profile, name="n", output=Path("o"), nodes=1), profile)
+    assert "directives.opn-mode is null" in str(problem)
+    assert "did you mean open-mode?" in str(problem)

@@ -159,7 +159,7 @@ def test_every_setting_of_a_profile_reaches_the_script(tmp_path: Path) -> None:
         "export SCALING_MASTER_SUFFIX=i\n",
         "    --cpus-per-task=8 \\\n    --cpu-bind=none \\\n    --gpu-bind=none \\\n    --mpi=none \\\n",
         "    --threads-per-core=1 \\\n    'a b' \\\n",
-        "    apptainer exec '/my image.sif' python -u -m submitit.core._submit ",
+        " -- apptainer exec '/my image.sif' python -u -m submitit.core._submit ",
         "    apptainer exec '/my image.sif' python -m scaling_slurm.launch.failure ",
     ):
         assert text in script
@@ -169,7 +169,7 @@ def test_every_setting_of_a_profile_reaches_the_script(tmp_path: Path) -> None:
 def test_ranks_are_started_by_srun_which_ends_all_when_one_fails(cluster: str, tmp_path: Path) -> None:
     script = script_of(tmp_path, load_cluster(cluster))
     assert re.search(r"^srun --kill-on-bad-exit=1 --wait=\d+ ", script, re.MULTILINE)
-    assert re.search(r"^    \S+ -u -m submitit\.core\._submit \S+ \|\| rc=\$\?$", script, re.MULTILINE)
+    assert re.search(r" -- \S+ -u -m submitit\.core\._submit \S+ \|\| rc=\$\?$", script, re.MULTILINE)
     assert "--signal=USR2@" in script
     assert "B:" not in script, "with B: only the batch shell would get the signal"
 
@@ -449,3 +449,12 @@ def test_a_mistake_in_a_template_is_told_with_its_line(text: str, message: str, 
 def test_a_template_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no template nothing\.sbatch\.j2.*searched in"):
         render("nothing", {}, folders=[tmp_path])
+
+
+def test_a_misspelt_block_of_a_sites_template_is_refused(tmp_path: Path) -> None:
+    """It would replace nothing, and nobody would notice."""
+    (tmp_path / "train.sbatch.j2").write_text(
+        '{% extends "shipped/train.sbatch.j2" %}\n{% block module %}x{% endblock %}'
+    )
+    with pytest.raises(ConfigError, match=r"block 'module' replaces nothing; did you mean modules\?"):
+        render("train", {}, folders=[tmp_path])

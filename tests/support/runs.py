@@ -34,7 +34,7 @@ trainer:
   micro_batch_size: 1
   save_interval: {save}
   evaluation_interval: 10
-  evaluation_steps: 2
+  evaluation_samples: 16
   record_samples: true
   timeout_minutes: 1
 """

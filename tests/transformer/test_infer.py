@@ -112,7 +112,28 @@ def test_takes_the_directory_of_a_checkpoint(run: Path) -> None:
     config = load_settings(RunConfig, run / "config.yaml").value
     save_weights(run, config, bound_model(config.model, torch.float32), step=20)
     assert find_checkpoint(run).step == 20
-    assert find_checkpoint(run / "checkpoints" / "step-00000007-attempt-001").step == 7
+    checkpoints = run / "checkpoints"
+    assert find_checkpoint(checkpoints / "step-00000007-attempt-001").step == 7
+    for folder in (checkpoints, checkpoints / "latest"):
+        assert find_checkpoint(folder).step == 20
+    copies = checkpoints.rename(run.parent / "copies")
+    assert find_checkpoint(copies).step == 20
+    checkpoints.symlink_to(copies)
+    assert find_checkpoint(checkpoints / "latest").step == 20
+
+
+def test_a_checkpoint_that_is_not_there(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    with pytest.raises(NotFoundError, match=r"no such checkpoint: step-9; there are step-00000007-attempt-001; in /"):
+        find_checkpoint(checkpoints / "step-9")
+    (checkpoints / "step-00000007-attempt-001" / "manifest.json").unlink()
+    with pytest.raises(NotFoundError, match=r"step-00000007-attempt-001 was never completed; there are none; in /"):
+        find_checkpoint(checkpoints / "step-00000007-attempt-001")
+
+
+def test_a_run_may_be_called_latest(run: Path) -> None:
+    (run.parent / "latest").symlink_to(run)
+    assert find_checkpoint(run.parent / "latest").step == 7
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])

@@ -39,7 +39,7 @@ TOKENS = np.random.default_rng(0).integers(0, 61, 40 * SEQUENCE + 1)
 @pytest.fixture(autouse=True)
 def _as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "configure", lambda rank: None)
+    monkeypatch.setattr(module, "configure", lambda rank, level: None)
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SCALING_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
@@ -237,10 +237,14 @@ def test_deterministic_pins_the_algorithms_but_not_over_the_users_choice(
     assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"]) == (":4096:8", "Tree")
 
 
-def test_a_replaced_attempt_leaves_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_replaced_attempt_leaves_at_once_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
-    module.leave_to_newer_attempt(3)
+    attempt = RunDirectory(tmp_path).claim_attempt()
+    module.leave_to_newer_attempt(attempt, 2)
     assert codes == [ExitCode.REFUSED]
-    assert "attempt 3 has been replaced by a newer one" in caplog.text
+    assert "attempt 1 has been replaced by a newer one" in caplog.text
+    assert [record["rank"] for record in attempt.failures()] == [2]

@@ -154,13 +154,13 @@ def evaluation_batches(
     micro_batch_size: int,
     data_rank: int,
     data_size: int,
-    max_steps: int,
+    max_samples: int | None = None,
     vocab_size: int | None = None,
     device: torch.device | None = None,
 ) -> Iterator[list[MicroBatch]]:
-    """One pass over the first windows, in their stored order: at most `max_steps` global batches, as many on all ranks.
+    """One pass over the first `max_samples` windows, or all, in their stored order; as many steps on all ranks.
 
-    Rows beyond the last window fill the last batch up: their sample is -1 and their targets are IGNORED, so that
+    Rows beyond the last of them fill the last batch up: their sample is -1 and their targets are IGNORED, so that
     each window counts exactly once. A micro-batch may hold nothing but such rows.
     """
     rows = batch_rows(
@@ -169,9 +169,10 @@ def evaluation_batches(
         data_rank=data_rank,
         data_size=data_size,
     )
-    for step in range(min(max_steps, -(-len(dataset) // global_batch_size))):
+    count = min(len(dataset), max_samples or len(dataset))
+    for step in range(-(-count // global_batch_size)):
         positions = rows + step * global_batch_size
-        windows = np.where(positions < len(dataset), positions, -1)
+        windows = np.where(positions < count, positions, -1)
         yield read_batches(dataset, positions, windows, vocab_size, device)
 
 

@@ -65,10 +65,17 @@ def derive_batch(config: TrainerConfig, layout: Layout) -> BatchArithmetic:
     """Accumulation steps for a layout; raises ConfigError when the batch cannot be cut evenly."""
     share = config.micro_batch_size * layout.data
     if config.global_batch_size % share:
+        above = -(-config.global_batch_size // share) * share
+        micros = [
+            size
+            for size in range(config.micro_batch_size, 0, -1)
+            if config.global_batch_size % (size * layout.data) == 0
+        ]
+        smaller = f" or micro_batch_size {micros[0]}" if micros else ""
         raise ConfigError(
             f"global_batch_size {config.global_batch_size} is not divisible by "
             f"micro_batch_size {config.micro_batch_size} x data_parallel_size {layout.data} = {share}",
-            "the global batch must be a multiple of micro batch x data parallel size",
+            f"global_batch_size {above}{smaller} would do",
             "trainer.global_batch_size or trainer.micro_batch_size",
         )
     return BatchArithmetic(config.global_batch_size, config.micro_batch_size, config.global_batch_size // share)

@@ -34,13 +34,14 @@ class MetricsLog:
         tensorboard: Folder of TensorBoard files, or None.
         attempt: Written into each record.
         num_steps: Of the run, for the console line.
-        interval: Steps between console lines.
+        interval: Steps between console lines, which show means over these steps.
     """
 
     def __init__(
         self, path: Path | None, tensorboard: Path | None, attempt: int, num_steps: int, interval: int
     ) -> None:
         self.path, self.attempt, self.num_steps, self.interval = path, attempt, num_steps, interval
+        self._since_line: list[Mapping[str, float]] = []
         self._writer = _open_tensorboard(tensorboard) if path is not None and tensorboard is not None else None
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -57,9 +58,13 @@ class MetricsLog:
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{kind}/{name}", value, step)
-        if kind != "training" or step % self.interval == 0 or step == self.num_steps:
-            shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items() if name in _CONSOLE)
-            log.info("%s  step %d/%d  %s", kind, step, self.num_steps, shown)
+        if kind == "training":
+            self._since_line.append(values)
+            if step % self.interval and step != self.num_steps:
+                return
+            values, self._since_line = _over_steps(self._since_line), []
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items() if name in _CONSOLE)
+        log.info("%s  step %d/%d  %s", kind, step, self.num_steps, shown)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -79,6 +84,17 @@ def _open_tensorboard(folder: Path) -> "SummaryWriter":
 
 
 _CONSOLE = ("loss", "gradient_norm", "learning_rate", "step_seconds", "tokens_per_second", "mfu", "memory_gib")
+
+
+def _over_steps(records: list[Mapping[str, float]]) -> dict[str, float]:
+    """Means over several steps, of what is a mean; the last value of the rest."""
+    means = dict(records[-1])
+    for name in ("loss", "gradient_norm", "step_seconds", "mfu"):
+        if name in means:
+            means[name] = sum(record.get(name, math.nan) for record in records) / len(records)
+    if "tokens" in means and means.get("step_seconds"):
+        means["tokens_per_second"] = sum(r["tokens"] for r in records) / sum(r["step_seconds"] for r in records)
+    return means
 
 
 def _short(value: float) -> str:

@@ -307,6 +307,9 @@ class Trainer(Generic[Batch]):
         self.run.checkpoints.mkdir(parents=True, exist_ok=True)
         if self.topology.rank == 0:
             self._checkpoints.remove_stale_temporaries(self.attempt.number)
+            # A folder that cannot be written to is found now, not at the first save hours later.
+            write_atomically(self.run.checkpoints / ".writable", "")
+            (self.run.checkpoints / ".writable").unlink()
         self.topology.barrier()
         checkpoint = choose_together(self._checkpoints, self.topology)
         if checkpoint is not None:

@@ -73,6 +73,12 @@ class Corpus:
             except OSError as error:
                 raise ConfigError(f"{source.path} cannot be read: {error.strerror or error}") from None
 
+    def left_out(self) -> str:
+        """What the last pass left out, for people; empty: nothing."""
+        counts = ((self.num_undecodable, "file that is", "files that are", " not UTF-8"),
+                  (self.num_empty, "empty document", "empty documents", ""))  # fmt: skip
+        return ", ".join(f"{count:,} {one if count == 1 else many}{rest}" for count, one, many, rest in counts if count)
+
     def _find(self, path: Path) -> Iterator[tuple[tuple[int, int], Source]]:
         if identity := _identity(path):
             yield identity, Source(path, explicit=True)

@@ -105,9 +105,11 @@ def prepare(
 
 def _refuse_existing(out: Path, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file", "a folder is needed", "--out")
+        raise ConfigError(f"{out} is a file", "a folder is needed", "name another one with --out")
     if not overwrite and out.is_dir() and any(not entry.name.startswith(".prepare-") for entry in out.iterdir()):
-        raise ConfigError(f"{out} is not empty", "choose a new folder, or replace its files by --overwrite", "--out")
+        raise ConfigError(
+            f"{out} is not empty", "name a new folder with --out", "--overwrite replaces the files of an earlier run"
+        )
 
 
 @contextmanager

@@ -49,7 +49,12 @@ class Tokenizer:
         except ConfigError:
             raise
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError(f"{path} is not a tokenizer.json: {error}") from None
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"{path} is not a tokenizer.json: {reason}",
+                "a file of Hugging Face's tokenizers library is needed",
+                "`scaling prepare --train-tokenizer SIZE` makes one",
+            ) from None
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":

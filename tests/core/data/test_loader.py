@@ -245,7 +245,9 @@ def test_ids_beyond_the_embedding_are_refused(dataset: TokenDataset) -> None:
         list(loader)
 
 
-def evaluate(dataset: TokenDataset, batch: int, micro: int, size: int, steps: int) -> list[list[list[MicroBatch]]]:
+def evaluate(
+    dataset: TokenDataset, batch: int, micro: int, size: int, samples: int | None = None
+) -> list[list[list[MicroBatch]]]:
     """[rank][step]"""
     return [
         list(
@@ -255,7 +257,7 @@ def evaluate(dataset: TokenDataset, batch: int, micro: int, size: int, steps: in
                 micro_batch_size=micro,
                 data_rank=rank,
                 data_size=size,
-                max_steps=steps,
+                max_samples=samples,
             )
         )
         for rank in range(size)
@@ -269,7 +271,7 @@ def test_evaluation_counts_each_window_once_on_any_cut(
 ) -> None:
     if batch % (size * micro):
         batch += 2
-    ranks = evaluate(dataset, batch, micro, size, steps=100)
+    ranks = evaluate(dataset, batch, micro, size)
     assert [[len(step) for step in rank] for rank in ranks] == [[batch // size // micro] * steps] * size
     batches = [each for rank in ranks for step in rank for each in step]
     targets = torch.cat([each.targets for each in batches])
@@ -280,6 +282,8 @@ def test_evaluation_counts_each_window_once_on_any_cut(
     assert all((each.inputs >= 0).all() for each in batches)
 
 
-def test_evaluation_takes_at_most_so_many_steps(dataset: TokenDataset) -> None:
-    ((first, second),) = evaluate(dataset, 4, 4, 1, steps=2)
-    assert first[0].samples.tolist() + second[0].samples.tolist() == list(range(8))
+def test_evaluation_takes_the_same_samples_whatever_the_batch(dataset: TokenDataset) -> None:
+    for batch in (2, 4, 8):
+        (steps,) = evaluate(dataset, batch, batch, 1, samples=6)
+        windows = [window for (micro,) in steps for window in micro.samples.tolist() if window >= 0]
+        assert windows == list(range(6))

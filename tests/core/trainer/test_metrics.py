@@ -50,9 +50,9 @@ def test_the_console_has_each_interval_the_last_step_and_every_evaluation(
     with caplog.at_level(logging.INFO, logger="scaling_slurm.core.trainer.metrics"):
         write(MetricsLog(tmp_path / "m", None, attempt=1, num_steps=10, interval=4), 10)
     assert [record.message for record in caplog.records] == [
-        "training  step 4/10  loss 0.2500",
-        "training  step 8/10  loss 0.1250",
-        "training  step 10/10  loss 0.1000",
+        "training  step 4/10  loss 0.5208",
+        "training  step 8/10  loss 0.1586",
+        "training  step 10/10  loss 0.1056",
         "evaluation  step 10/10  loss 0.5000",
     ]
 

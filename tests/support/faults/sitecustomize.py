@@ -5,6 +5,8 @@
     "stall=5 rank=1"       the data of rank 1 never come in step 5
     "compile=20 rank=0"    rank 0 spends 20 s in its first step, as with a compiler
     "import=5"             torch takes 5 s longer to import
+    "start=5"              the interpreter takes 5 s longer to start, as on a busy file system
+    "end=5"                the record of the attempt's end takes 5 s to be durable
 Only the first attempt is harmed, but "slow" goes on.
 """
 
@@ -38,25 +40,43 @@ def harm_loader(module) -> None:
     module.DataLoader.next_step = next_step
 
 
+def harm_records(module) -> None:
+    original = module.write_atomically
+
+    def write_atomically(path, text):
+        original(path, text)
+        if FIRST and path.name == "end.json":
+            time.sleep(float(FAULTS["end"]))
+
+    module.write_atomically = write_atomically
+
+
+HARMED = {"scaling_slurm.core.data.loader": harm_loader}
+if "end" in FAULTS:
+    HARMED["scaling_slurm.run_directory"] = harm_records
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     """Harms a module right after its import."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "torch" and FIRST and "import" in FAULTS:
             time.sleep(float(FAULTS.pop("import")))
-        if name != "scaling_slurm.core.data.loader":
+        harm = HARMED.pop(name, None)
+        if harm is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
-            harm_loader(module)
+            harm(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
 if FAULTS:
+    if FIRST and "SLURM_PROCID" in os.environ and "submitit" in " ".join(sys.orig_argv):
+        time.sleep(float(FAULTS.get("start", 0)))
     sys.meta_path.insert(0, AfterImport())

@@ -159,7 +159,7 @@ def test_without_validation(folder: Path, tmp_path: Path) -> None:
 def test_an_existing_folder_is_left_alone_unless_told(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match=r"out is not empty; name a new folder with --out; --overwrite replaces"):
         run(folder, tmp_path / "out", seed=1)
     assert contents(tmp_path / "out") == before
     (tmp_path / "out" / "notes.txt").write_text("mine")
