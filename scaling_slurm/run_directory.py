@@ -263,7 +263,7 @@ def exclusive(run: RunDirectory, verb: str) -> Iterator[None]:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise RefusedError(f"another process is about to {verb} {run.id} right now", "wait for its end") from None
+        raise RefusedError(f"another process is at work to {verb} {run.id}", "wait for its end") from None
     except OSError:
         # Some parallel file systems have no locks. There, the numbers of attempts still fence off a second writer.
         pass

@@ -173,7 +173,7 @@ def test_one_process_at_a_time_and_a_dead_one_holds_nothing(tmp_path: Path):
     code = "import time\nwith exclusive(run, 'submit'): print('ready', flush=True); time.sleep(60)"
     holder = start(code, tmp_path)
     wait_for_line(holder)
-    with pytest.raises(RefusedError, match=f"another process is about to submit {run.id}"), exclusive(run, "submit"):
+    with pytest.raises(RefusedError, match=f"another process is at work to submit {run.id}"), exclusive(run, "submit"):
         pass
     with exclusive(run, "train"):
         pass

@@ -89,4 +89,4 @@ def test_two_at_once_on_one_run_are_refused(local: Workplace):
         assert any("training" in line for line in process.stderr)
         refused = local.scaling("train", "tiny.yaml", code=8)
         process.kill()
-    assert "another `scaling train` of" in refused.stderr
+    assert "another process is at work to train" in refused.stderr

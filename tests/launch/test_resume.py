@@ -118,4 +118,4 @@ def test_nobody_else_sends_a_job_from_the_look_at_the_run_until_its_job_is_known
     monkeypatch.setattr(Slurm, "test_only", lambda self, script: "")
     resume(run, Changes())
     assert len(seen) == 2
-    assert all("RefusedError: another process is about to submit small-1" in line for line in seen)
+    assert all("RefusedError: another process is at work to submit small-1" in line for line in seen)
