@@ -42,8 +42,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_corpus(tmp_path)
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, module in {"scaling": "scaling_slurm", "torchrun": "torch.distributed.run"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+    for name, module in {"scaling": "-m scaling_slurm", "torchrun": "-m torch.distributed.run", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

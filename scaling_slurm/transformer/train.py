@@ -6,16 +6,16 @@ Knows no scheduler: who starts it, alone, under srun or under torchrun, hands ov
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from scaling_slurm.core.data.dataset import TokenDataset
-from scaling_slurm.core.data.loader import DataLoader, MicroBatch, evaluation_batches
+from scaling_slurm.core.data.loader import DataLoader, evaluation_batches
 from scaling_slurm.core.optimizer.optimizer import Optimizer
 from scaling_slurm.core.pipeline.parallel_module import ParallelModule
 from scaling_slurm.core.topology.layout import derive_batch
@@ -99,31 +99,15 @@ def train(
         batch.micro_batch_size,
     )
 
-    def open_data(start_position: int) -> DataLoader:
-        return DataLoader(
-            data,
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            data_rank=topology.data_rank,
-            data_size=topology.layout.data,
-            start_position=start_position,
-            vocab_size=config.model.vocab_size,
-            device=topology.device,
-        )
-
-    def open_validation() -> Iterator[list[MicroBatch]]:
-        assert validation is not None
-        return evaluation_batches(
-            validation,
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            data_rank=topology.data_rank,
-            data_size=topology.layout.data,
-            max_samples=config.trainer.evaluation_samples,
-            vocab_size=config.model.vocab_size,
-            device=topology.device,
-        )
-
+    share: dict[str, Any] = {
+        "global_batch_size": batch.global_batch_size,
+        "micro_batch_size": batch.micro_batch_size,
+        "data_rank": topology.data_rank,
+        "data_size": topology.layout.data,
+        "vocab_size": config.model.vocab_size,
+        "device": topology.device,
+    }
+    samples = config.trainer.evaluation_samples
     trainer = Trainer(
         config=config.trainer,
         optimizer_config=config.optimizer,
@@ -131,8 +115,10 @@ def train(
         parameters=parameters,
         optimizer=optimizer,
         compute_loss=partial(compute_loss, model),
-        open_data=open_data,
-        open_validation=open_validation if validation is not None else None,
+        open_data=lambda position: DataLoader(data, start_position=position, **share),
+        open_validation=None
+        if validation is None
+        else partial(evaluation_batches, validation, max_samples=samples, **share),
         set_training=model.train,
         run=run,
         attempt=attempt,

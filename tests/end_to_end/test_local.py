@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,20 +17,6 @@ def assert_same(run: Run, other: Run) -> None:
     assert run.losses() == other.losses()
     assert run.losses("evaluation") == other.losses("evaluation")
     assert run.samples() == other.samples()
-
-
-def ranks_of(run: Run) -> list[int]:
-    """Process ids of the run's ranks, found as a user would: by their command line."""
-    listed = subprocess.run(["pgrep", "-f", f"_submit {run.directory.submitit}"], capture_output=True, text=True)
-    tasks = []
-    for pid in map(int, listed.stdout.split()):
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-        except OSError:
-            continue
-        if "SLURM_PROCID=" in environ and "python" in os.readlink(f"/proc/{pid}/exe"):
-            tasks.append(pid)
-    return tasks
 
 
 def test_submit_returns_at_once_and_the_run_finishes(uninterrupted: Run):
@@ -80,7 +65,7 @@ def test_stop_and_resume_change_no_bit(local: Workplace, uninterrupted: Run):
 def test_killed_ranks_fail_the_job_and_a_resume_changes_no_bit(local: Workplace, uninterrupted: Run):
     run = local.submit(local.config(), fault="slow=0.05")
     run.wait_for_step(25)
-    victim = ranks_of(run)[-1]
+    victim = run.find_rank(3)
     begun = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     run.wait_for_end(seconds=60)
@@ -89,7 +74,7 @@ def test_killed_ranks_fail_the_job_and_a_resume_changes_no_bit(local: Workplace,
     status = json.loads(local.scaling("status", run.job_id, "--json").stdout)
     assert "was killed by SIGKILL" in status["reason"]
     assert "was killed by SIGKILL" in local.scaling("logs", "-f", run.job_id, code=7).stderr
-    assert not ranks_of(run), "processes are left over"
+    assert not run.find_ranks(), "processes are left over"
     local.scaling("resume", run.job_id)
     run.wait_until_finished()
     run.wait_for_end()
@@ -100,7 +85,7 @@ def test_killed_ranks_fail_the_job_and_a_resume_changes_no_bit(local: Workplace,
 def test_sigterm_to_one_rank_alone_requeues_and_changes_no_bit(local: Workplace, uninterrupted: Run):
     run = local.submit(local.config(), fault="slow=0.05")
     run.wait_for_step(15)
-    os.kill(ranks_of(run)[-1], signal.SIGTERM)
+    os.kill(run.find_rank(3), signal.SIGTERM)
     run.wait_until_finished()
     run.wait_for_end()
     assert run.causes() == ["preempted", "finished"]
@@ -120,7 +105,7 @@ def test_a_signal_is_honoured_while_loading_compiling_and_waiting_for_data(
     if fault.startswith("stall"):
         run.wait_for_step(5)
     time.sleep(1)
-    os.kill(ranks_of(run)[0], signal.SIGTERM)
+    os.kill(run.find_rank(0), signal.SIGTERM)
     run.wait_until_finished()
     run.wait_for_end()
     assert run.causes() == ["preempted", "finished"]
@@ -167,7 +152,7 @@ def test_a_finished_run_that_goes_on_is_finished_no_more(local: Workplace):
     run.wait_for_end()
     local.scaling("resume", run.job_id, "trainer.num_steps=100", fault="slow=0.2")
     run.wait_for_step(8)
-    os.kill(ranks_of(run)[-1], signal.SIGKILL)
+    os.kill(run.find_rank(3), signal.SIGKILL)
     run.wait_for_end(60)
     assert run.state() == "FAILED"
     local.scaling("logs", "-f", run.job_id, code=7)

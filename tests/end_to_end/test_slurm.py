@@ -4,8 +4,9 @@ All runs train on 2 nodes x 2 ranks and must equal the uninterrupted run to the 
 """
 
 import json
+import os
 import re
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
@@ -152,8 +153,8 @@ def test_a_signal_before_the_ranks_listen_does_not_end_the_run(on_lab: Workplace
     run = submit(on_lab, "trainer.num_steps=6", fault="start=4")
     run.wait(lambda: run.directory.list_attempts(), 30, "the first attempt")
     time.sleep(1.5)
-    for signal in ("USR2", "TERM"):
-        slurm_lab.run("scancel", f"--signal={signal}", run.job_id)
+    for name in ("USR2", "TERM"):
+        slurm_lab.run("scancel", f"--signal={name}", run.job_id)
     run.wait_until_finished()
     run.wait_for_end()
     assert run.state() == "FINISHED"
@@ -162,9 +163,8 @@ def test_a_signal_before_the_ranks_listen_does_not_end_the_run(on_lab: Workplace
 def test_a_rank_killed_by_a_signal_is_named(on_lab: Workplace, slurm_lab: SlurmLab):
     run = submit(on_lab, fault="slow=0.2")
     run.wait_for_step(5)
-    victim = find_task(run, rank=3)
     begun = time.monotonic()
-    subprocess.run(["kill", "-KILL", str(victim)], check=True)
+    os.kill(run.find_rank(3), signal.SIGKILL)
     run.wait_for_end(60)
     assert time.monotonic() - begun < 60
     host = "node02" if slurm_lab.saved["namespaces"] else "127.0.0.2"
@@ -178,20 +178,6 @@ def test_a_rank_killed_by_a_signal_is_named(on_lab: Workplace, slurm_lab: SlurmL
 
 def hosts_named(log: str) -> str:
     return log.partition("error: rank 3 on ")[2].split()[0]
-
-
-def find_task(run: Run, rank: int) -> int:
-    """The process of one rank, wherever its node's namespace is."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        ours = f"SCALING_RUN_DIRECTORY={run.directory.path}".encode() in environ
-        if ours and f"SLURM_PROCID={rank}".encode() in environ and b"submitit" in command:
-            return int(folder.name)
-    raise AssertionError(f"no process of rank {rank}")
 
 
 def test_a_rank_that_raises_comes_first(on_lab: Workplace):
@@ -213,7 +199,7 @@ def test_without_scontrol_for_the_ranks_the_job_script_requeues(on_lab: Workplac
     bare = Workplace(on_lab.path, on_lab.data, str(profile), on_lab.environment)
     run = submit(bare)
     run.wait_for_step(12)
-    subprocess.run(["kill", "-TERM", str(find_task(run, rank=2))], check=True)
+    os.kill(run.find_rank(2), signal.SIGTERM)
     run.wait_until_finished()
     run.wait_for_end()
     assert run.causes() == ["preempted", "finished"]

@@ -146,6 +146,23 @@ class Run:
     def wait_until_finished(self, seconds: float = 120) -> None:
         self.wait(lambda: self.directory.finished_file.exists(), seconds, "the last step")
 
+    def find_ranks(self) -> dict[int, int]:
+        """The process of each rank that lives, wherever its node's namespace is."""
+        ours, found = f"SCALING_RUN_DIRECTORY={self.directory.path}".encode(), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environ = (folder / "environ").read_bytes().split(b"\0")
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            ranks = [entry for entry in environ if entry.startswith(b"SLURM_PROCID=")]
+            if ours in environ and ranks and b"\0submitit.core._submit\0" in command and b"bash" not in command:
+                found[int(ranks[0].partition(b"=")[2])] = int(folder.name)
+        return found
+
+    def find_rank(self, rank: int) -> int:
+        return self.find_ranks()[rank]
+
     def report(self) -> str:
         """Everything that helps to understand a failed test."""
         return "\n".join(self._report())
