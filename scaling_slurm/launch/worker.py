@@ -1,7 +1,6 @@
 """What every rank of a job runs, from the job script to training, and how it leaves: requeued, finished or failed.
 
-Torch is imported after the stop listener is in place, so that a
-signal that comes while libraries load is not lost.
+Torch is imported after the stop listener is in place, so that a signal that comes while libraries load is not lost.
 """
 
 import json

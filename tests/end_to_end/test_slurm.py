@@ -160,6 +160,19 @@ def test_a_signal_before_the_ranks_listen_does_not_end_the_run(on_lab: Workplace
     assert run.state() == "FINISHED"
 
 
+@pytest.mark.parametrize("how", ["--full", "--batch"])
+def test_a_warning_to_the_job_script_does_not_end_the_run(
+    on_lab: Workplace, uninterrupted: Run, slurm_lab: SlurmLab, how: str
+):
+    run = submit(on_lab)
+    run.wait_for_step(12)
+    slurm_lab.run("scancel", how, "--signal=USR2", run.job_id)
+    run.wait_until_finished()
+    run.wait_for_end()
+    assert run.causes() == (["preempted", "finished"] if how == "--full" else ["finished"])
+    assert_same(run, uninterrupted)
+
+
 def test_a_rank_killed_by_a_signal_is_named(on_lab: Workplace, slurm_lab: SlurmLab):
     run = submit(on_lab, fault="slow=0.2")
     run.wait_for_step(5)
